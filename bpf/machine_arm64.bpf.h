@@ -9,7 +9,7 @@
 #ifndef FRAGPROF_MACHINE_ARM64_BPF_H
 #define FRAGPROF_MACHINE_ARM64_BPF_H
 
-/* First address that is not taken for user code: 48 bits. Programs that request it may have data above (52 bits); the kernel puts its
+/* First address that does not count as user code: 48 bits. Programs that request it may have data above (52 bits); the kernel puts its
  * return trampoline there, without a request, and it is recognised by the lower bits. */
 #define FP_USER_END (1ULL << 48)
 
@@ -135,7 +135,7 @@ static __always_inline __u64 fp_register(struct pt_regs *regs, __u32 number)
 #undef FP_X
 }
 
-/* Whether an open call has not returned yet. Where its frame has saved x30 is not known here, so a deeper stack pointer is taken for proof,
+/* Whether an open call has not returned yet. Where its frame has saved x30 is not known here, so a deeper stack pointer counts as proof,
  * as in the kernel (arch_uretprobe_is_alive); at the same one, an entry whose x30 is the trampoline is a tail call. */
 static __always_inline bool fp_return_is_probed(struct pt_regs *regs, __u64 sp, __u64 call_sp, __u64 trampoline)
 {

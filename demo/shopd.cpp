@@ -1,8 +1,8 @@
 // shopd: a small shop service with two memory problems, for fragprof to find.
 //
-//   A leak:          VisitorLog::remember keeps a record of each new visitor and nobody ever removes one.
+//   A leak:          VisitorLog::remember keeps a record of each new visitor, and none is ever removed.
 //   Fragmentation:   Catalog::load builds a price list of many small entries; Catalog::keep_bestsellers then drops all but every 16th.
-//                    The survivors lie on every page of the list, so the memory of those that went cannot go back to the system.
+//                    The survivors are on every page of the list, so the memory of the dropped ones cannot be returned to the system.
 //
 // Everything else behaves: request buffers and sessions are freed. The process's RSS climbs and stays up; a leak checker finds only the
 // first problem.
@@ -30,14 +30,14 @@ volatile std::sig_atomic_t stopped = 0;
 
 void on_signal(int) { stopped = 1; }
 
-constexpr int kRequestsPerTick = 20;                        // 2,000 requests a second
+constexpr int kRequestsPerTick = 20;                        // 2,000 requests per second
 constexpr auto kTick = std::chrono::milliseconds(10);
 constexpr auto kCatalogPeriod = std::chrono::seconds(3);
 constexpr std::size_t kProducts = 100000;
 constexpr std::size_t kBestsellerEvery = 16;                // 16 entries of 256 bytes share a page
 constexpr std::size_t kSessionsMax = 500;
 
-/// What the shop knows of one product: 240 bytes, a chunk of 256.
+/// The data of one product: 240 bytes, a chunk of 256.
 struct Product {
     unsigned id;
     unsigned cents;
@@ -47,7 +47,7 @@ struct Product {
 /// The price list.
 class Catalog {
   public:
-    /// Reads the list anew, as from the warehouse.
+    /// Reads a new list, as from the warehouse.
     void load(unsigned edition) {
         for (std::size_t i = 0; i < kProducts; i++) {
             auto product = std::make_unique<Product>();
@@ -58,7 +58,7 @@ class Catalog {
         }
     }
 
-    /// Keeps what sells and drops the rest: the fragmentation. Most of the memory is free now, but hardly a page is.
+    /// Keeps the bestsellers and drops the rest: the fragmentation. Most of the memory is free now, but hardly any page is.
     void keep_bestsellers() {
         bestsellers_.clear();
         for (std::size_t i = 0; i < fresh_.size(); i++) {
@@ -77,7 +77,7 @@ class Catalog {
     std::vector<std::unique_ptr<Product>> bestsellers_;
 };
 
-/// Who has been here. Meant to be emptied by a job that was never written.
+/// All visitors so far. Meant to be emptied by a job that was never written.
 class VisitorLog {
   public:
     /// Keeps a record of a visitor: the leak.
@@ -96,7 +96,7 @@ class VisitorLog {
     std::deque<char *> records_;
 };
 
-/// Sessions of logged-in users: bounded, the oldest goes first. No problem here.
+/// Sessions of logged-in users: bounded, the oldest is removed first. No problem here.
 class Sessions {
   public:
     void open(unsigned user) {
@@ -115,7 +115,7 @@ class Sessions {
 class Shop {
   public:
     void serve(unsigned request) {
-        // A buffer for the request and one for the answer, freed when it is sent.
+        // A buffer for the request and one for the response, freed when it is sent.
         std::vector<char> in(512 + request % 1024);
         std::string answer(2000 + request % 3000, ' ');
         std::memcpy(&answer[0], in.data(), in.size());

@@ -41,7 +41,7 @@ mod tests {
             assert_eq!(fs::read(&path).unwrap(), bytes);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
         }
-        // A folder cannot be renamed over.
+        // A directory cannot be replaced by renaming.
         fs::create_dir(folder.path().join("taken")).unwrap();
         assert!(replace(&folder.path().join("taken"), b"new", 0o600).is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);

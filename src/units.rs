@@ -58,10 +58,10 @@ impl fmt::Display for FileOffset {
     }
 }
 
-/// Bytes of a page. x86-64 has no other base page; of arm64 only kernels with such pages are taken (`machine::host`).
+/// Bytes of a page. x86-64 has no other base page; on arm64 only kernels with such pages are supported (`machine::host`).
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Threads of a process that are looked at; the stacks of those beyond are memory like any other.
+/// Maximum number of threads of a process that are examined; stacks of further ones count as ordinary memory.
 pub const THREADS_MAX: usize = 1 << 16;
 
 /// A number of bytes, shown to people in binary units with three significant digits (`1.50 MiB`).

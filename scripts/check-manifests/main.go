@@ -1,5 +1,5 @@
 // Reads Kubernetes manifests on standard input and decodes each strictly into the API's own Go types, as a client does before it contacts a
-// server: an unknown kind, an unknown or doubled field, or a value of the wrong type fails.
+// server: an unknown kind, an unknown or duplicate field, or a value of the wrong type fails.
 package main
 
 import (
@@ -42,7 +42,7 @@ func check(in io.Reader) (int, error) {
 	}
 }
 
-// Whether a document holds comments alone.
+// Whether a document contains only comments.
 func isEmpty(document []byte) bool {
 	for _, line := range bytes.Split(document, []byte("\n")) {
 		line = bytes.TrimSpace(line)

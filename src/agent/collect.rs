@@ -149,7 +149,7 @@ impl Collector {
         self
     }
 
-    /// Works until it is told to stop, or the channel of commands is closed.
+    /// Works until it gets the command to stop, or the channel of commands is closed.
     pub fn run(mut self, commands: &Receiver<Command>) {
         self.cpu = thread_cpu();
         loop {

@@ -150,7 +150,7 @@ fn distinct_files<'a>(maps: &'a Maps, notes: &mut Vec<String>) -> Vec<&'a Mappin
     let mut seen = HashSet::new();
     for mapping in maps.executable_files().filter(|m| seen.insert((m.device, m.inode))) {
         if files.len() == FILES_MAX {
-            notes.push(format!("more than {FILES_MAX} executable files are mapped: the others were not looked at"));
+            notes.push(format!("more than {FILES_MAX} executable files are mapped: the others were not examined"));
             break;
         }
         files.push(mapping);
@@ -223,7 +223,7 @@ mod tests {
     use crate::process::testing::Cat;
 
     #[test]
-    fn malloc_is_served_by_the_c_library_or_by_what_is_preloaded() {
+    fn malloc_is_served_by_the_c_library_or_by_a_preloaded_allocator() {
         let mut detector = Detector::default();
         for (preload, serving) in [
             (None, Allocator::Glibc),

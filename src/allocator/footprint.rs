@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     #[cfg(all(target_env = "gnu", target_pointer_width = "64"))]
-    fn the_chunk_of_a_request_is_what_glibc_itself_makes_of_it() {
+    fn the_chunk_of_a_request_is_that_of_glibc_itself() {
         for size_bytes in (0..3000).chain([65_535, 100_000, 131_000]) {
             // SAFETY: a block of its own, measured and freed here.
             let (addr, usable) = unsafe {
@@ -73,7 +73,7 @@ mod tests {
             };
             let block = Block { addr: Addr(addr), size_bytes: size_bytes as u64, stack: StackId(0), birth_tick: 0 };
             let span = Footprint::Glibc.span(&block);
-            // A chunk that was reused may be up to 16 bytes larger, where the remainder was too small for a chunk.
+            // A reused chunk may be up to 16 bytes larger, if the remainder was too small for a chunk.
             let chunk = usable + 8;
             assert!(chunk == span.bytes || chunk == span.bytes + 16, "{size_bytes}: {chunk} and {}", span.bytes);
             assert_eq!(span.start, addr - 8);

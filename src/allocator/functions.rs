@@ -1,8 +1,8 @@
 //! The allocators' entry points and the shapes of their calls.
 //!
 //! Shapes are those of the C standard, POSIX, the Itanium C++ ABI's mangled operators, and the allocators' headers (jemalloc 5.3
-//! `jemalloc.h`, gperftools 2.10 to 2.18 `tcmalloc.h`, mimalloc 2.1 and 3.6 `mimalloc.h`). Arguments are counted from 0 and all are integers or
-//! pointers, so argument n is in the nth register of the System V calling convention.
+//! `jemalloc.h`, gperftools 2.10 to 2.18 `tcmalloc.h`, mimalloc 2.1 and 3.6 `mimalloc.h`). Arguments are counted from 0 and all are
+//! integers or pointers, so argument n is in the nth register of the System V calling convention.
 //!
 //! Left out on purpose, because no register holds the size: `mi_strdup`, `mi_strndup`, `mi_realpath`, `mi_dupenv_s` and their
 //! relatives, with mimalloc 3 also the `strdup` and `strndup` that it exports (a block of theirs is first seen when it is freed);
@@ -17,13 +17,13 @@ use crate::bpf;
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Op {
-    /// Hands out a block; the result is its address, 0 = failed.
+    /// Allocates a block; the result is its address, 0 = failed.
     Alloc = bpf::Op::Alloc as u8,
-    /// Takes a block back.
+    /// Frees a block.
     Free = bpf::Op::Free as u8,
-    /// Takes a block back and hands out one with its contents, maybe at the same address; 0 = failed, the old one lives on.
+    /// Frees a block and allocates one with its contents, maybe at the same address; 0 = failed, the old one is still live.
     Realloc = bpf::Op::Realloc as u8,
-    /// Hands out a block through memory; result 0 = success.
+    /// Allocates a block and stores its address in memory; result 0 = success.
     PosixMemalign = bpf::Op::PosixMemalign as u8,
     /// Resizes a block in place; the result is its usable size.
     Xallocx = bpf::Op::Xallocx as u8,
@@ -48,7 +48,7 @@ impl Op {
 pub struct Shape {
     /// What the call does.
     pub op: Op,
-    /// Bytes asked for, or bytes of one element.
+    /// Bytes requested, or bytes of one element.
     pub size: Option<u8>,
     /// Number of elements.
     pub count: Option<u8>,
@@ -56,12 +56,12 @@ pub struct Shape {
     pub pointer: Option<u8>,
 }
 
-/// Who defines a function.
+/// The origin of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
     /// The C library's names; jemalloc defines them with its prefix too.
     C,
-    /// C++ operators, where the allocator defines them itself.
+    /// C++ operators, if the allocator defines them itself.
     Cxx,
     /// jemalloc's own, with its prefix.
     Jemalloc,
@@ -76,9 +76,9 @@ pub enum Family {
 pub struct Function {
     /// The symbol, without an allocator's prefix.
     pub symbol: &'static str,
-    /// What people are shown.
+    /// Display name.
     pub name: &'static str,
-    /// Who defines it.
+    /// Its origin.
     pub family: Family,
     /// Its call's shape.
     pub shape: Shape,
@@ -258,7 +258,7 @@ table! {
         "mi_malloc" => alloc(0);
         "mi_calloc" => alloc_n(0, 1);
         "mi_realloc" => realloc(0, 1);
-        // Gives back the same block or nothing, and then the old one lives on: a realloc that never moves.
+        // Returns the same block, or fails and leaves the old one live: a realloc that never moves.
         "mi_expand" => realloc(0, 1);
         "mi__expand" => realloc(0, 1);
         "mi_free" => free(0);
@@ -325,7 +325,7 @@ table! {
         "mi_new_reallocn" => realloc_n(0, 1, 2);
         "mi_heap_alloc_new" => alloc(1);
         "mi_heap_alloc_new_n" => alloc_n(1, 2);
-        // Since 3.0: blocks whose real size is told, frees of small blocks, heaps of one thread.
+        // Since 3.0: blocks whose actual size is returned, frees of small blocks, heaps of one thread.
         "mi_umalloc" => alloc(0);
         "mi_ucalloc" => alloc_n(0, 1);
         "mi_urealloc" => realloc(0, 1);
@@ -354,7 +354,7 @@ table! {
     }
 }
 
-// The record's byte numbers them all.
+// The record's byte can hold every number.
 const _: () = assert!(FUNCTIONS.len() <= 256);
 
 #[cfg(test)]
@@ -365,13 +365,13 @@ mod tests {
     use super::*;
     use crate::machine::register::argument_register;
 
-    /// Parameter names of each function that a C header declares, in order: an account of the shapes that is not ours.
+    /// Parameter names of each function that a C header declares, in order: an independent description of the shapes.
     fn declared(header: &str, is_function: impl Fn(&str) -> bool) -> BTreeMap<String, Vec<String>> {
         let text = std::fs::read_to_string(header).unwrap();
         let mut functions = BTreeMap::new();
         for statement in text.split(';') {
             let Some(open) = statement.find('(') else { continue };
-            // Attributes come before the name on some lines: take the first `name(` that is one.
+            // Attributes precede the name on some lines: take the first `name(` that is a function.
             let mut at = open;
             loop {
                 let name: String = statement[..at]
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn mimalloc_s_shapes_are_those_of_its_header() {
+    fn mimallocs_shapes_are_those_of_its_header() {
         let header = declared("/usr/include/mimalloc.h", |name| {
             name.starts_with("mi_") && !name.starts_with("mi_attr") && !name.starts_with("mi_decl")
         });
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn tcmalloc_s_shapes_are_those_of_its_header() {
+    fn tcmallocs_shapes_are_those_of_its_header() {
         let header = declared("/usr/include/gperftools/tcmalloc.h", |name| name.starts_with("tc_"));
         for function in FUNCTIONS.iter().filter(|f| f.family == Family::Tcmalloc) {
             let Some(parameters) = header.get(function.symbol) else {
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn jemalloc_s_shapes_are_those_of_its_header() {
+    fn jemallocs_shapes_are_those_of_its_header() {
         let header = declared("/usr/include/jemalloc/jemalloc.h", |name| name.starts_with("je_"));
         for function in FUNCTIONS.iter().filter(|f| f.family == Family::Jemalloc) {
             let parameters = &header[&format!("je_{}", function.symbol)];

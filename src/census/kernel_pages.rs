@@ -173,7 +173,7 @@ impl KernelPages {
                         runs.push(piece);
                     }
                     at = at.max(piece.end);
-                    // A run goes on over the next mapping's pages where they are of the same kind.
+                    // A run continues over the next mapping's pages if they are of the same kind.
                     if run.end > end {
                         break;
                     }

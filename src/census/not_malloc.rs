@@ -17,7 +17,7 @@ pub struct ResidentMapping {
     pub resident_bytes: u64,
 }
 
-/// Largest guard area below a thread's stack that is taken for one: threads ask for a page, some runtimes for up to a megabyte.
+/// Maximum size of an area below a thread's stack that counts as its guard: threads request a page, some runtimes up to a megabyte.
 const GUARD_BYTES_MAX: u64 = 1 << 20;
 /// Compressed pointers reach 32 GiB; the JVM puts its heap below unless it is larger (HotSpot, CompressedOops).
 const JAVA_HEAP_BELOW: u64 = 32 << 30;

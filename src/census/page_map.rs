@@ -162,8 +162,8 @@ impl PageMap {
         });
     }
 
-    /// The cells of the part of each piece that lies in `range`, at most about `cells_max` in all, and how many bytes a cell has: a power of
-    /// two of pages.
+    /// The cells of the part of each piece that lies in `range`, at most about `cells_max` in all, and how many bytes a cell has: a power
+    /// of two of pages.
     #[must_use]
     pub fn cells(&self, range: &Range<u64>, cells_max: usize) -> (u64, Vec<Part<'_>>) {
         let parts: Vec<(&Piece, Range<usize>)> = self
@@ -212,7 +212,7 @@ fn fill(piece: &mut Piece, span: Range<u64>, mut visit: impl FnMut(&mut Page, u1
 }
 
 /// The ranges that a trim or a purge returns. The rule of `malloc_trim` needs the brk heap's top: the end of the main arena, which is the
-/// first. Elsewhere whole free pages are taken for it.
+/// first. Elsewhere whole free pages are used instead.
 fn give_back(heap: &HeapWalk, mut visit: impl FnMut(Range<u64>)) {
     if heap.account.allocator.row().chunks == ChunkRule::Header {
         let main = heap.chunks.regions().iter().filter(|region| region.arena == 0);

@@ -1,11 +1,11 @@
 //! Which parts of an address space are heap, kept up to date by mapping events.
 //!
-//! The heap is the brk area and every private anonymous writable area that contains a known block. The kernel does not say who mapped an area,
-//! and allocators other than glibc reserve areas that look like any other; the blocks identify them.
+//! The heap is the brk area and every private anonymous writable area that contains a known block. The kernel does not say who mapped an
+//! area, and allocators other than glibc reserve areas that look like any other; the blocks identify them.
 //!
-//! An area is *observed* if it was mapped, or first made accessible, during the recording: all blocks ever allocated in it were recorded, so
-//! bytes that are not live there are free. In any other area they are unknown (they may have been allocated before), and unknown bytes never
-//! count as free.
+//! An area is *observed* if it was mapped, or first made accessible, during the recording: all blocks ever allocated in it were recorded,
+//! so bytes that are not live there are free. In any other area they are unknown (they may have been allocated before), and unknown bytes
+//! never count as free.
 
 use std::ops::Range;
 
@@ -173,8 +173,8 @@ impl Extents {
         new
     }
 
-    /// Applies a later snapshot, after events may have been missed. Observed mappings that still exist stay observed; new ones without an event
-    /// are not.
+    /// Applies a later snapshot, after events may have been missed. Observed mappings that still exist stay observed; new ones without an
+    /// event are not.
     pub fn resync(&mut self, snapshot: &[Mapping]) {
         let mut new = Self { refused: self.refused, purged_bytes: self.purged_bytes, ..Self::new(snapshot) };
         for (range, old) in self.regions.iter().filter(|(_, old)| old.observed) {
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mapped_in_a_range_is_told_in_pieces_cut_at_its_ends() {
+    fn mappings_in_a_range_are_returned_as_pieces_cut_at_its_ends() {
         let mut extents = Extents::default();
         for at in [0, 0x3000] {
             extents.apply(&mmap(BASE + at, 0x2000, RW));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_heap_the_first_break_says_where_it_begins() {
+    fn without_a_heap_the_first_break_gives_its_start() {
         let mut extents = Extents::new(&[]);
         assert_eq!(extents.apply(&VmEvent::Brk { end: 0x50000 }), ExtentChange::default());
         assert_eq!(extents.apply(&VmEvent::Brk { end: 0x71000 }).grown_bytes, 0x21000);
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_after_a_loss_brings_what_was_missed_as_not_observed() {
+    fn a_snapshot_after_a_loss_adds_missed_mappings_as_not_observed() {
         let mut extents = Extents::new(&snapshot());
         extents.apply(&mmap(BASE + 0x10000, 0x1000, RW));
         let mut later = snapshot();
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_events_neither_panic_nor_stay() {
+    fn invalid_events_neither_panic_nor_are_kept() {
         let mut extents = Extents::new(&snapshot());
         for event in [
             VmEvent::Munmap { addr: u64::MAX, len: u64::MAX },

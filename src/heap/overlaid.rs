@@ -1,16 +1,16 @@
 //! Ranges that are mapped again before their unmapping was recorded.
 //!
-//! Calls are recorded when they return. A thread's `munmap` may have done its work without having returned when another thread gets the same
-//! addresses from `mmap`; the records are then in the wrong order, and the end of the old mapping must not be taken for that of the new one.
-//! This can be detected: the kernel only chooses unmapped addresses, so a mapping that overlaps a known one proves that the known one was
-//! removed, and that its record is still to come.
+//! Calls are recorded when they return. A thread's `munmap` may have done its work without having returned when another thread gets the
+//! same addresses from `mmap`; the records are then in the wrong order, and the end of the old mapping must not be mistaken for that of the
+//! new one. This can be detected: the kernel only chooses unmapped addresses, so a mapping that overlaps a known one proves that the known
+//! one was removed, and that its record is still to come.
 
 use std::ops::Range;
 
 use super::ranges::RangeMap;
 
-/// How long the return of a call may be delayed: longer than a preempted thread waits on a busy machine. If the record was lost, the range's
-/// next end is its own.
+/// How long the return of a call may be delayed: longer than a preempted thread waits on a busy machine. If the record was lost, the
+/// range's next end is its own.
 const ON_ITS_WAY_NS: u64 = 1_000_000_000;
 /// Most ranges kept: no more threads than that are in this state at once.
 const RANGES_MAX: usize = 4096;
@@ -24,7 +24,7 @@ pub struct Overlaid(RangeMap<u64>);
 pub struct Ended {
     /// The part.
     pub range: Range<u64>,
-    /// Blocks in it that were created before this time, in ns, are gone.
+    /// Blocks in it that were allocated before this time, in ns, no longer exist.
     pub before_ns: u64,
     /// Whether the range is mapped again.
     pub mapped_anew: bool,
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_comes_late_ends_only_what_was_there_before() {
+    fn a_late_end_ends_only_earlier_blocks() {
         let mut overlaid = Overlaid::default();
         overlaid.mapped_anew(0x2000..0x3000, 50);
         let parts = overlaid.unmapped(0x1000..0x4000, 60);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_never_came_does_not_hide_the_next() {
+    fn a_lost_end_does_not_hide_the_next() {
         let mut overlaid = Overlaid::default();
         overlaid.mapped_anew(0x2000..0x3000, 50);
         let late_ns = 51 + ON_ITS_WAY_NS;
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_elsewhere_stays_on_its_way() {
+    fn other_ranges_stay_pending() {
         let mut overlaid = Overlaid::default();
         overlaid.mapped_anew(0x2000..0x4000, 50);
         assert_eq!(overlaid.unmapped(0x3000..0x5000, 60), [ended(0x3000..0x4000, 50, true), ended(0x4000..0x5000, 60, false)]);

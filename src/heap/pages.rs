@@ -1,7 +1,7 @@
 //! The contents of each page of a heap: live, held, free and unknown bytes.
 //!
-//! The input is heap ranges and spans (blocks or chunks), both sorted by address. The heap is laid out as a sequence of segments (a span, or
-//! the gap before the next), which are cut at page ends. Memory use is one page's list of spans, whatever the heap's size.
+//! The input is heap ranges and spans (blocks or chunks), both sorted by address. The heap is laid out as a sequence of segments (a span,
+//! or the gap before the next), which are cut at page ends. Memory use is one page's list of spans, whatever the heap's size.
 
 use std::ops::Range;
 
@@ -166,8 +166,8 @@ pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut
     misfits
 }
 
-/// A page of the heap and its contents, or a run of pages that are not resident. The four kinds of bytes add up to the part of the page that
-/// heap ranges cover.
+/// A page of the heap and its contents, or a run of pages that are not resident. The four kinds of bytes add up to the part of the page
+/// that heap ranges cover.
 #[derive(Debug, Clone, Copy)]
 pub struct PageView<'a> {
     /// First address.
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_across_pages_counts_on_each_with_the_bytes_that_lie_there() {
+    fn a_block_across_pages_counts_on_each_with_its_bytes_there() {
         let mut seen = Vec::new();
         visit_pages(&[range(0x1000..0x4000, Coverage::Complete)], [live(0x1f00, 0x1200)], &AllResident, |page| {
             seen.push((page.start, page.live_bytes, page.free_bytes));
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_older_than_the_recording_is_unknown_and_never_free() {
+    fn bytes_that_may_be_older_than_the_recording_are_unknown_and_never_free() {
         let (sums, _) = sums_of(&[range(0x1000..0x3000, Coverage::Partial)], &[live(0x1000, 0x800)], &AllResident);
         assert_eq!(sums.resident_unknown_bytes, 0x1800);
         assert_eq!((sums.resident_free_bytes, sums.pinned_bytes, sums.trimmable_bytes), (0, 0, 0));
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_outside_the_heap_and_bytes_claimed_twice_are_counted_apart() {
+    fn bytes_outside_the_heap_and_bytes_claimed_twice_are_counted_separately() {
         let spans = [live(0x800, 0x900), live(0x1000, 0x200), live(0x1ff0, 0x20), live(0x9000, 5)];
         let (sums, misfits) = sums_of(&[range(0x1000..0x2000, Coverage::Complete)], &spans, &AllResident);
         assert_eq!(misfits, Misfits { outside_bytes: 0x800 + 0x10 + 5, overlap_bytes: 0x100 });
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terabyte_that_was_never_touched_is_passed_over_at_once() {
+    fn a_terabyte_that_was_never_touched_is_skipped_at_once() {
         const TIB: u64 = 1 << 40;
         let state = PageState { present: true, ..PageState::default() };
         let mut runs = PageRuns::default();

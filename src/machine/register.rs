@@ -7,7 +7,7 @@ use super::Machine;
 pub struct Register(pub u8);
 
 impl Register {
-    /// The name as assemblers write it; `?` for a number that is no general register.
+    /// The name as assemblers write it; `?` for a number that is not a general-purpose register.
     #[must_use]
     pub fn name(self) -> &'static str {
         Machine::HOST.register_name(self.0)

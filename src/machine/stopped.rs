@@ -24,7 +24,7 @@ pub(crate) fn ptrace(request: libc::c_uint, pid: i32, address: u64, data: u64) -
 /// # Errors
 /// If nothing is mapped there, or it is running.
 pub(crate) fn peek(pid: i32, address: u64) -> io::Result<u64> {
-    // SAFETY: errno is the calling thread's own; the request takes integers. -1 is a legal word, so only errno tells of a failure.
+    // SAFETY: errno is the calling thread's own; the request takes integers. -1 is a valid word, so only errno shows a failure.
     unsafe {
         *libc::__errno_location() = 0;
         let word = libc::ptrace(libc::PTRACE_PEEKTEXT, pid, address, 0u64);
@@ -43,7 +43,7 @@ pub(crate) fn poke(pid: i32, address: u64, word: u64) -> io::Result<()> {
 /// Waits until a child stops or ends; its status as `waitpid(2)` gives it.
 ///
 /// # Errors
-/// If it is no child, or has been waited for.
+/// If it is not a child, or has been waited for.
 pub(crate) fn wait_for(pid: i32) -> io::Result<i32> {
     let mut status = 0;
     loop {
@@ -65,7 +65,7 @@ impl Registers {
     /// Those of a stopped child.
     ///
     /// # Errors
-    /// If it is no child of this thread, or runs.
+    /// If it is not a child of this thread, or is running.
     pub fn read(pid: i32) -> io::Result<Self> {
         // SAFETY: the struct is plain integers, so zeroes are a value of it.
         let mut registers = Self(unsafe { std::mem::zeroed() });

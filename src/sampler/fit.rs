@@ -2,7 +2,7 @@
 //!
 //! Whether a preload library works depends on the program's file and on what its dynamic linker will load: a static program loads nothing,
 //! a privileged one ignores the environment, a sanitizer must come first, and calls of an allocator linked into the program are not
-//! interposable. The user is told so, rather than starting a program that then shows nothing.
+//! interposable. The user gets an error in these cases, instead of a program without any samples.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -20,19 +20,19 @@ use thiserror::Error;
 use super::library::Flavour;
 use crate::process::elf::{Elf, ElfError};
 
-/// Scripts whose interpreter is a script: the kernel's own limit (`BINPRM_MAX_RECURSION`, 4) and the last one's program.
+/// Maximum number of nested script interpreters: the kernel's own limit (`BINPRM_MAX_RECURSION`, 4) and the last one's program.
 const SCRIPTS_MAX: usize = 5;
-/// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
+/// Number of bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
 const SCRIPT_LINE_BYTES_MAX: u64 = 256;
-/// Program headers of one file. Real files have about 15.
+/// Maximum number of program headers of a file. Real files have about 15.
 const SEGMENTS_MAX: usize = 1024;
-/// Objects that one program loads. Large desktop programs have some 300.
+/// Maximum number of objects that a program loads. Large desktop programs have about 300.
 const OBJECTS_MAX: usize = 4096;
-/// Entry points of allocators that are linked into a program under names of their own, which nobody can stand in front of.
+/// Entry points of allocators that are linked into a program under names of their own, which cannot be interposed.
 const PREFIXED: [&[u8]; 6] = [b"_rjem_malloc", b"je_malloc", b"_rjem_je_malloc_default", b"mi_malloc", b"tc_malloc", b"rpmalloc"];
-/// The sanitizers' start functions, in a program that has one linked in.
+/// The sanitizers' start functions, in a program that has a sanitizer linked in.
 const SANITIZERS: [&[u8]; 5] = [b"__asan_init", b"__tsan_init", b"__msan_init", b"__hwasan_init", b"__lsan_init"];
-/// Their libraries' names begin so.
+/// Prefixes of the names of their libraries.
 const SANITIZER_LIBRARIES: [&str; 10] = [
     "libasan.so",
     "libtsan.so",
@@ -51,11 +51,11 @@ const SANITIZER_LIBRARIES: [&str; 10] = [
 pub struct Fit {
     /// The build of the library.
     pub flavour: Flavour,
-    /// What the sampler will not see, in sentences.
+    /// Allocations that the sampler will not see, as sentences.
     pub doubts: Vec<String>,
 }
 
-/// Why a program cannot run with the sampler. Each message names the program, says why, and what to do instead.
+/// Why a program cannot run with the sampler. Each message names the program, the reason, and what to do instead.
 #[derive(Debug, Error)]
 pub enum Unfit {
     /// There is no such program.
@@ -75,12 +75,12 @@ pub enum Unfit {
         /// The file.
         path: PathBuf,
     },
-    /// Damaged.
+    /// The file is damaged.
     #[error("cannot read {path}: {source}")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         source: ElfError,
     },
     /// No dynamic linker.
@@ -97,18 +97,18 @@ pub enum Unfit {
     Privileged {
         /// The file.
         path: PathBuf,
-        /// By what.
+        /// The means.
         how: &'static str,
     },
-    /// A sanitizer.
+    /// It has a sanitizer.
     #[error("{path} is built with a sanitizer ({name}), which has its own allocator and must come first. Run a build without it")]
     Sanitizer {
         /// The file.
         path: PathBuf,
-        /// The library or function that shows it.
+        /// The library or function by which it was recognised.
         name: String,
     },
-    /// Its own malloc.
+    /// It has its own malloc.
     #[error(
         "{path} has malloc linked in, and calls it without the dynamic linker: the sampler would see nothing. Trace it from outside \
          instead: fragprof record -- {path}"
@@ -119,9 +119,9 @@ pub enum Unfit {
     },
 }
 
-/// Looks at the program that `command` would start.
+/// Examines the program that `command` would start.
 ///
-/// Its dynamic linker is run once, in the mode in which it only lists what it would load.
+/// Its dynamic linker is run once, in the mode in which it only lists the libraries that it would load.
 ///
 /// # Errors
 /// [`Unfit`], if it cannot run with the sampler.
@@ -151,7 +151,7 @@ fn program(name: &OsStr, argument: Option<&OsStr>) -> Result<PathBuf, Unfit> {
     let mut path = find(name).ok_or_else(|| not_found(name))?;
     let mut argument = argument.map(OsStr::to_owned);
     for _ in 0..SCRIPTS_MAX {
-        // env starts what it is given.
+        // env starts its argument.
         if path.file_name() == Some(OsStr::new("env"))
             && let Some(next) = argument.take().filter(|next| !next.as_bytes().starts_with(b"-") && !next.as_bytes().contains(&b'='))
         {
@@ -178,7 +178,7 @@ fn script_interpreter(line: &[u8]) -> Option<(OsString, Option<OsString>)> {
     Some((interpreter, words.next().map(word)))
 }
 
-/// As execvp: a name with a slash is a path, another is looked for in PATH.
+/// As execvp: a name with a slash is a path, any other is searched for in PATH.
 fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Path::new(name).is_file().then(|| name.into());
@@ -205,7 +205,7 @@ fn check_privileges(path: &Path) -> Result<(), Unfit> {
     Ok(())
 }
 
-/// Refuses sanitizers and a malloc of the program's own; returns what else will not be seen.
+/// Refuses sanitizers and a malloc of the program's own; returns other allocations that will not be seen.
 fn check_functions(elf: &Elf<File>, path: &Path) -> Result<Vec<String>, Unfit> {
     let (mut own_malloc, mut sanitizer, mut prefixed) = (false, None, None);
     elf.for_each_function(|function| {

@@ -1,7 +1,7 @@
-//! The embedded library, and writing it to where a program's dynamic linker finds it.
+//! The embedded library, and writing it to a path at which a program's dynamic linker finds it.
 //!
-//! A file, and not a memory file (memfd): the path is inherited by every child that the program starts, and has to be good as long as any
-//! of them lives, also after they have closed all descriptors. The file is replaced by rename, never written in place, because running
+//! It is a file, not a memory file (memfd): the path is inherited by every child that the program starts, and must be valid as long as any
+//! of them runs, even after they have closed all descriptors. The file is replaced by rename, never written in place, because running
 //! programs have it mapped.
 
 use std::fs::{self, DirBuilder, File};
@@ -18,7 +18,7 @@ use crate::replace::replace;
 pub enum Flavour {
     /// The functions of C and the operators of C++: for any program.
     Standard,
-    /// Also `mallocx` and its kin: only for programs that have jemalloc. Others ask for them weakly to learn whether it is there.
+    /// Also `mallocx` and related functions: only for programs with jemalloc. Others use weak references to them to detect jemalloc.
     Jemalloc,
 }
 
@@ -48,15 +48,15 @@ impl Flavour {
 /// Why the library could not be written.
 #[derive(Debug, Error)]
 pub enum LibraryError {
-    /// No folder of those tried would do.
+    /// None of the directories tried is suitable.
     #[error(
         "cannot write the sampler's library to any directory ({reasons}); set XDG_CACHE_HOME to one of your own that is not mounted noexec"
     )]
     Nowhere {
-        /// Folder and reason, for each.
+        /// Each directory with the reason.
         reasons: String,
     },
-    /// Writing into a given folder failed.
+    /// Writing into a given directory failed.
     #[error("cannot write the sampler's library to {path}: {source}")]
     Write {
         /// The file.
@@ -66,7 +66,7 @@ pub enum LibraryError {
     },
 }
 
-/// Why a folder will not do.
+/// Why a directory is not suitable.
 #[derive(Debug, Error)]
 enum Unfit {
     #[error("it belongs to another user or others may write to it")]
@@ -81,10 +81,10 @@ enum Unfit {
     Io(#[from] io::Error),
 }
 
-/// Puts the library into a folder of this user and returns its path. If the same file is there already, it is left alone.
+/// Writes the library into a directory of this user and returns its path. If the same file already exists, it is left unchanged.
 ///
-/// The folders tried: for root `/var/cache/fragprof`, then `/run/fragprof`; for others `$XDG_CACHE_HOME/fragprof` or
-/// `~/.cache/fragprof`; then `fragprof-UID` in the folder for temporary files.
+/// The directories tried: for root `/var/cache/fragprof`, then `/run/fragprof`; for others `$XDG_CACHE_HOME/fragprof` or
+/// `~/.cache/fragprof`; then `fragprof-UID` in the directory for temporary files.
 ///
 /// # Errors
 /// [`LibraryError::Nowhere`].
@@ -99,10 +99,10 @@ pub fn place(flavour: Flavour) -> Result<PathBuf, LibraryError> {
     Err(LibraryError::Nowhere { reasons: reasons.join("; ") })
 }
 
-/// Writes both libraries into a folder, for images and for folders that are mounted into containers.
+/// Writes both libraries into a directory, for images and for directories that are mounted into containers.
 ///
 /// # Errors
-/// If the folder cannot be made or written to.
+/// If the directory cannot be created or written to.
 pub fn install(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -119,7 +119,7 @@ pub fn install(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
         .collect()
 }
 
-/// Where to try, best first. What outlives a reboot comes first, because a service may be started by a script that found it there.
+/// The directories to try, best first. Those that survive a reboot come first, because a script that starts a service may contain the path.
 fn folders(euid: u32, variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     if euid == 0 {
@@ -143,7 +143,7 @@ fn place_in(folder: &Path, flavour: Flavour) -> Result<PathBuf, Unfit> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
         _ => {}
     }
-    // Not through a link that somebody else set: what lies here will be run.
+    // Not through a link that another user may have created: this file will be executed.
     let found = fs::symlink_metadata(folder)?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
         return Err(Unfit::NotOurs);
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_and_users_get_folders_of_their_own() {
+    fn root_and_users_have_directories_of_their_own() {
         let home = |name: &str| (name == "HOME").then(|| PathBuf::from("/home/ann"));
         assert_eq!(folders(1000, home), [PathBuf::from("/home/ann/.cache/fragprof"), "/tmp/fragprof-1000".into()]);
         assert_eq!(folders(1000, |_| Some("/x".into())), [PathBuf::from("/x/fragprof"), "/x/fragprof-1000".into()]);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_there_is_left_alone_and_a_damaged_one_is_replaced() {
+    fn an_existing_file_is_left_unchanged_and_a_damaged_one_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let folder = directory.path().join("fragprof");
         let path = place_in(&folder, Flavour::Standard).unwrap();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_could_have_prepared_is_refused() {
+    fn a_directory_that_others_could_have_prepared_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let open = directory.path().join("open");
         fs::create_dir(&open).unwrap();

@@ -2,21 +2,21 @@
 //!
 //! ```text
 //! preload/*.c ──build.rs──► two libraries, embedded here
-//! fit      may this program run with it, and with which of the two
-//! library  puts the library where the dynamic linker of any program finds it
+//! fit      whether a program can run with it, and with which of the two
+//! library  writes the library to where the dynamic linker of any program finds it
 //! ```
 //!
-//! The library (C, needs nothing, the same file under glibc and musl) stands in front of whatever allocator the program uses. Each byte
-//! that a thread allocates is a sample point with probability 1/T (512 KiB by default, doubled as often as it takes where samples would
-//! come more often than 250 times per second on a processor or in a thread); at a sampled allocation,
-//! and at the free of that block, it passes a probe of the `otel_memory` contract (OpenTelemetry eBPF profiler, design document 00003):
+//! The library (C, without dependencies, the same file under glibc and musl) interposes the allocator of the program. Each byte that a
+//! thread allocates is a sample point with probability 1/T. T is 512 KiB by default, and is doubled as often as needed to keep the samples
+//! below 250 per second on each CPU and in each thread. A sampled allocation, and the free of its block, hits a probe of the `otel_memory`
+//! specification (OpenTelemetry eBPF profiler, design document 00003):
 //!
 //! | probe | arguments, in rdi, rsi, rdx, rcx |
 //! |---|---|
-//! | `otel_memory:alloc` | pointer, size in bytes, weight in bytes = sample points × T, T (not in the contract) |
+//! | `otel_memory:alloc` | pointer, size in bytes, weight in bytes = sample points × T, T (not in the specification) |
 //! | `otel_memory:free` | pointer |
 //!
-//! Both have semaphores. While nobody is attached, a call costs a load, a test and a jump.
+//! Both have semaphores. While no consumer is attached, a call costs a load, a test and a jump.
 //!
 //! # What a consumer needs to know
 //! - Attach to `free` first and detach from it last: a block whose `alloc` is reported without a consumer of `free` is not tracked.
@@ -25,27 +25,28 @@
 //! - A `free` whose `alloc` was not seen belongs to a block that was sampled for an earlier consumer: ignore it.
 //! - `realloc` is reported as `free` before the call and, if the new block is sampled, `alloc` after it. If it fails for lack of memory the
 //!   old block is reported again, with the stack of that moment.
-//! - A sample that finds the set of live samples full (65,535) is reported as `alloc` and `free` at once, and counted.
-//! - The leaf frames of a stack in the library should be left out. It has `.eh_frame` for all of its code.
+//! - If the set of live samples is full (65,535), a sample is reported as `alloc` and immediately as `free`, and counted.
+//! - The leaf frames of a stack that are in the library should be omitted. It has `.eh_frame` for all of its code.
 //! - A forked child has a copy of the blocks and of the semaphores: it keeps counting until the probes are detached, whether a consumer is
 //!   attached to it or not.
-//! - The exported object `fragprof_sampler_stats` (preload/sample.h) has the shortest T, whether the library is in front of malloc, and counters.
+//! - The exported object `fragprof_sampler_stats` (preload/sample.h) has the shortest T, whether the library interposes malloc, and
+//!   counters.
 
 pub mod fit;
 pub mod library;
 
-/// The environment variable that holds the mean distance of sample points in bytes. Read once, at a program's start.
+/// The environment variable with the mean distance of sample points in bytes. Read once, at a program's start.
 pub const SAMPLE_BYTES_VARIABLE: &str = "FRAGPROF_SAMPLE_BYTES";
-/// The environment variable that holds the samples per second, on a processor or in a thread, beyond which the distance is doubled; 0 = it
-/// never is. Read once, at a program's start.
+/// The environment variable with the samples per second, on a CPU or in a thread, above which the distance is doubled; 0 = it is never
+/// doubled. Read once, at a program's start.
 pub const SAMPLES_PER_SECOND_VARIABLE: &str = "FRAGPROF_SAMPLES_PER_SECOND";
 /// The library's default limit. `LIMIT_SAMPLES_PER_SECOND` of preload/limit.h.
 pub const SAMPLES_PER_SECOND_DEFAULT: u64 = 250;
-/// The largest limit that the library takes. `LIMIT_SAMPLES_PER_SECOND_MAX` of preload/limit.h.
+/// The largest limit that the library accepts. `LIMIT_SAMPLES_PER_SECOND_MAX` of preload/limit.h.
 pub const SAMPLES_PER_SECOND_MAX: u64 = 1_000_000;
 /// The library's default distance. `SAMPLE_BYTES_DEFAULT` of preload/sample.h.
 pub const SAMPLE_BYTES_DEFAULT: u64 = 512 << 10;
-/// The smallest distance that the library takes: every allocation is sampled. `SAMPLE_BYTES_MIN` of preload/sample.h.
+/// The smallest distance that the library accepts: every allocation is sampled. `SAMPLE_BYTES_MIN` of preload/sample.h.
 pub const SAMPLE_BYTES_MIN: u64 = 1;
-/// The largest distance that the library takes. `SAMPLE_BYTES_MAX` of preload/sample.h.
+/// The largest distance that the library accepts. `SAMPLE_BYTES_MAX` of preload/sample.h.
 pub const SAMPLE_BYTES_MAX: u64 = 1 << 40;

@@ -16,7 +16,7 @@ use crate::session::shared::LazySession;
 use crate::session::{Options, Recorder};
 use crate::units::Pid;
 
-/// How long the recording is driven before the time is looked at.
+/// Interval between two checks of the time while a recording runs.
 const STEP: Duration = Duration::from_millis(50);
 
 /// Records a process for so many seconds; what is found is what the tier `exact` says of it from then on.

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_grows_without_end_is_cut() {
+    fn a_name_that_grows_endlessly_is_truncated() {
         // Each template argument doubles the text through a substitution.
         let mut name = String::from("_Z1fI1aEv");
         for _ in 0..60 {

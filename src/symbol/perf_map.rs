@@ -1,5 +1,5 @@
 //! `/tmp/perf-PID.map`: names that a just-in-time compiler gives its code. Format of the kernel's
-//! tools/perf/Documentation/jit-interface.txt: `START SIZE name`, numbers in hex, one function a line.
+//! tools/perf/Documentation/jit-interface.txt: `START SIZE name`, numbers in hex, one function per line.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -24,7 +24,7 @@ struct Entry {
 pub struct PerfMap {
     /// By start; if code was replaced, only the last line with a start is kept.
     entries: Vec<Entry>,
-    /// Lines that were not of the known form.
+    /// Lines that do not have the expected form.
     pub malformed_lines: u64,
     /// Functions beyond [`PERF_MAP_ENTRIES_MAX`].
     pub refused_entries: u64,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_in_the_place_of_the_file_is_refused() {
+    fn a_device_instead_of_the_file_is_refused() {
         assert_eq!(PerfMap::read(File::open("/dev/zero").unwrap()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 

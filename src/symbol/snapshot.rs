@@ -23,7 +23,8 @@ pub const KEPT_FILES_MAX: usize = 256;
 pub struct Snapshots {
     modules: HashMap<FileKey, Weak<Module>>,
     kept_files: Vec<Weak<Module>>,
-    /// Files beyond [`KEPT_FILES_MAX`] that are reachable only through their process. Their functions have no names after the process has ended.
+    /// Files beyond [`KEPT_FILES_MAX`] that are reachable only through their process. Their functions have no names after the process has
+    /// ended.
     pub refused_files: u64,
 }
 
@@ -45,7 +46,8 @@ impl FileKey {
 }
 
 impl Snapshots {
-    /// Adds the executable part of a process's mappings to its space. Call it again when the mappings have changed, before the process ends.
+    /// Adds the executable part of a process's mappings to its space. Call it again when the mappings have changed, before the process
+    /// ends.
     pub fn update(&mut self, space: &mut AddressSpace, process: &Process, maps: &Maps) {
         let executable = maps.mappings.iter().filter(|mapping| mapping.permissions.execute);
         let region = |mapping: &process::Mapping| Region {
@@ -189,7 +191,7 @@ int main(void) {
     }
 
     #[test]
-    fn a_function_of_a_process_that_is_gone_is_still_named() {
+    fn a_function_of_an_ended_process_is_still_named() {
         let dir = tempfile::tempdir().unwrap();
         let (child, address) = started(&built(dir.path()));
         let space = taken(&mut Snapshots::default(), &child);
@@ -200,7 +202,7 @@ int main(void) {
     }
 
     #[test]
-    fn so_is_one_whose_program_was_deleted_before_it_ended() {
+    fn a_function_of_an_ended_process_with_a_deleted_program_is_still_named() {
         let dir = tempfile::tempdir().unwrap();
         let (child, address) = started(&built(dir.path()));
         std::fs::remove_file(dir.path().join("shop")).unwrap();

@@ -1,4 +1,4 @@
-//! Names against binutils: `addr2line` for DWARF, `nm` for symbol tables.
+//! Names compared with binutils: `addr2line` for DWARF, `nm` for symbol tables.
 
 #![allow(clippy::unwrap_used)]
 
@@ -114,7 +114,7 @@ fn squeezed(name: &str) -> String {
     name.chars().filter(|c| !c.is_whitespace()).collect()
 }
 
-/// What a frame says, in addr2line's terms.
+/// A frame in addr2line's terms.
 fn said(frame: &Frame) -> (String, String, u32) {
     (squeezed(&frame.function), frame.file.rsplit('/').next().unwrap_or_default().to_owned(), frame.line)
 }
@@ -156,7 +156,7 @@ fn agrees_with_addr2line(path: &Path, wanted: &[&str]) -> usize {
 }
 
 #[test]
-fn a_cpp_programs_functions_lines_and_inlined_calls_are_those_of_addr2line() {
+fn a_cpp_programs_functions_lines_and_inlined_calls_equal_addr2lines() {
     let dir = tempfile::tempdir().unwrap();
     let path = cpp_program(dir.path());
     let inlined = agrees_with_addr2line(&path, &["shop::create(int)", "shop::Cache::insert("]);
@@ -164,7 +164,7 @@ fn a_cpp_programs_functions_lines_and_inlined_calls_are_those_of_addr2line() {
 }
 
 #[test]
-fn a_rust_programs_functions_lines_and_inlined_calls_are_those_of_addr2line() {
+fn a_rust_programs_functions_lines_and_inlined_calls_equal_addr2lines() {
     let dir = tempfile::tempdir().unwrap();
     let path = build(dir.path(), "rust", RUST, &["rustc", "-O", "-g", "--crate-name", "rusty"]);
     let inlined = agrees_with_addr2line(&path, &["shop::Cart::fill"]);
@@ -195,7 +195,7 @@ fn a_library_without_debug_information_gives_its_dynamic_symbols() {
 }
 
 #[test]
-fn debug_information_in_a_file_of_its_own_is_found_by_its_link() {
+fn debug_information_in_a_separate_file_is_found_by_its_link() {
     let dir = tempfile::tempdir().unwrap();
     let path = cpp_program(dir.path());
     let debug = dir.path().join("cpp.debug");
@@ -209,7 +209,7 @@ fn debug_information_in_a_file_of_its_own_is_found_by_its_link() {
 }
 
 #[test]
-fn a_pipe_in_the_place_of_a_debug_file_does_not_stop_the_symbolizer() {
+fn a_pipe_instead_of_a_debug_file_does_not_block_the_symbolizer() {
     let dir = tempfile::tempdir().unwrap();
     let path = cpp_program(dir.path());
     let debug = dir.path().join("cpp.debug");
@@ -220,7 +220,7 @@ fn a_pipe_in_the_place_of_a_debug_file_does_not_stop_the_symbolizer() {
     std::fs::remove_file(&debug).unwrap();
     for pipe in [debug, dir.path().join("cpp.dwp")] {
         lines(Command::new("mkfifo").arg(&pipe));
-        // It ends at all: opening the pipe would wait for a writer. The symbol table still has the name.
+        // It ends, although opening the pipe would wait for a writer. The symbol table still has the name.
         let frames = Symbolizer::new().stack(&mapped(module(&path)), &[word]);
         assert_eq!((&*frames[0].function, frames[0].line), ("shop::create(int)", 0));
         std::fs::remove_file(&pipe).unwrap();
@@ -243,7 +243,7 @@ fn a_file_that_was_deleted_and_replaced_is_read_through_its_open_descriptor() {
 }
 
 #[test]
-fn a_symbolizer_that_closes_its_files_knows_what_it_named_and_forgets_what_nobody_maps() {
+fn a_symbolizer_that_closes_its_files_keeps_names_and_drops_unreferenced_modules() {
     let dir = tempfile::tempdir().unwrap();
     let path = cpp_program(dir.path());
     let (start, ..) = functions(&path, false).into_iter().find(|(.., name)| name == "shop::create(int)").unwrap();
@@ -260,7 +260,7 @@ fn a_symbolizer_that_closes_its_files_knows_what_it_named_and_forgets_what_nobod
     drop(space);
     assert!(Arc::strong_count(&file) > 1);
     symbolizer.close_files();
-    assert!(Arc::strong_count(&file) > 1, "somebody holds it still");
+    assert!(Arc::strong_count(&file) > 1, "it is still referenced");
     let weak = Arc::downgrade(&file);
     drop(file);
     symbolizer.close_files();
@@ -358,7 +358,7 @@ fn a_damaged_program_never_ends_the_symbolizer() {
         if round % 3 == 0 {
             damaged.truncate(random() % whole.len());
         }
-        // Keep it recognisable, so that the damage is met in the tables.
+        // Keeps the header valid, so that the damage is in the tables.
         let kept = damaged.len().min(64);
         damaged[..kept].copy_from_slice(&whole[..kept]);
         let path = dir.path().join(format!("damaged{round}"));

@@ -1,5 +1,5 @@
-//! The vDSO's image. The kernel maps the same one into every 64-bit process, so that of this process serves for all, also for those
-//! that are gone.
+//! The vDSO's image. The kernel maps the same one into every 64-bit process, so this process's image is used for all of them, including
+//! those that have ended.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};

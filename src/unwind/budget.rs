@@ -1,12 +1,13 @@
-//! Which tables stay in memory: those in use stay, the least recently used go first. Pure; [`crate::capture::tables`] acts on it.
+//! Decides which tables stay in memory: those in use stay, the least recently used are evicted first. Pure; [`crate::capture::tables`]
+//! carries the decisions out.
 
 use std::collections::BTreeMap;
 
-/// Default memory for tables: 16 M rows, as many as a whole distribution has.
+/// Default memory for tables: 16 M rows, as many as in a whole distribution.
 pub const BUDGET_BYTES_DEFAULT: u64 = 64 << 20;
 
 /// A table used within this many ticks (seconds) is in use and not evicted: otherwise two processes that do not fit together would
-/// take turns in throwing out each other's tables.
+/// take turns in evicting each other's tables.
 const FRESH_TICKS: u32 = 10;
 
 /// Whether a table can be loaded, and what must be removed for it.
@@ -17,7 +18,7 @@ pub enum Admission {
         /// Numbers of the tables to remove, least recently used first.
         evict: Vec<u32>,
     },
-    /// It does not fit beside what is in use.
+    /// It does not fit in addition to the tables in use.
     Refused,
 }
 
@@ -27,7 +28,7 @@ struct Entry {
     last_used: u32,
 }
 
-/// The account of table memory.
+/// Accounting of the memory for tables.
 #[derive(Debug, Clone)]
 pub struct Budget {
     limit_bytes: u64,
@@ -36,7 +37,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// An empty account.
+    /// Nothing is in use.
     #[must_use]
     pub fn new(limit_bytes: u64) -> Self {
         Self { limit_bytes, used_bytes: 0, entries: BTreeMap::new() }
@@ -60,19 +61,19 @@ impl Budget {
         self.used_bytes.saturating_add(bytes) <= self.limit_bytes
     }
 
-    /// Numbers of the tables that are in.
+    /// Numbers of the loaded tables.
     pub fn tables(&self) -> impl Iterator<Item = u32> + '_ {
         self.entries.keys().copied()
     }
 
-    /// Notes when a table was last used; a table that is not in is ignored.
+    /// Stores when a table was last used; a table that is not loaded is ignored.
     pub fn touch(&mut self, table: u32, tick: u32) {
         if let Some(entry) = self.entries.get_mut(&table) {
             entry.last_used = entry.last_used.max(tick);
         }
     }
 
-    /// Takes a table in, if there is or can be made room, and takes out what must go for it.
+    /// Adds a table if there is room or can be made, and removes the tables that are evicted for it.
     pub fn admit(&mut self, table: u32, bytes: u64, now: u32) -> Admission {
         let mut candidates: Vec<(u32, u32, u64)> = self
             .entries
@@ -101,7 +102,7 @@ impl Budget {
         Admission::Admitted { evict }
     }
 
-    /// Takes a table out.
+    /// Removes a table.
     pub fn remove(&mut self, table: u32) {
         if let Some(entry) = self.entries.remove(&table) {
             self.used_bytes = self.used_bytes.saturating_sub(entry.bytes);
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_tables_make_room_and_no_more_than_needed() {
+    fn only_as_many_of_the_least_recently_used_tables_as_needed_are_evicted() {
         let mut budget = Budget::new(100);
         for number in 0..4 {
             assert_eq!(budget.admit(number, 25, number), admitted(&[]));
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_table_gives_its_bytes_back_once() {
+    fn a_removed_table_releases_its_bytes_once() {
         let mut budget = Budget::new(100);
         assert_eq!(budget.admit(1, 60, 0), admitted(&[]));
         budget.remove(1);

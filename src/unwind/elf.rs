@@ -1,7 +1,7 @@
-//! The parts of an ELF file that unwinding needs, read by position, never mapped: a file that another process cuts short while we look
-//! at it then gives an error, where a mapping would give a SIGBUS.
+//! The parts of an ELF file that unwinding needs, read by position, never mapped: if another process truncates the file meanwhile, reading
+//! returns an error, whereas a mapping would raise SIGBUS.
 //!
-//! `.eh_frame` is found by its section header, or, when the headers were stripped, through the program header `PT_GNU_EH_FRAME`.
+//! `.eh_frame` is found by its section header or, if the headers were stripped, through the program header `PT_GNU_EH_FRAME`.
 //! Layouts: ELF-64 object file format; LSB 5.0, `.eh_frame_hdr`.
 
 use std::fs::File;
@@ -10,19 +10,19 @@ use std::os::unix::fs::FileExt;
 use super::Error;
 use crate::machine::Machine;
 
-/// Program headers of one file. Real files have about 10; the format allows 65,535.
+/// Maximum number of program headers of a file. Real files have about 10; the format allows 65,535.
 const SEGMENTS_MAX: usize = 256;
-/// Section headers of one file. Files built with a section a function keep them only as objects; linked files have below 100.
+/// Maximum number of section headers of a file. Only object files have a section per function; linked files have fewer than 100.
 const SECTIONS_MAX: usize = 4096;
-/// Bytes of section names.
+/// Maximum size of the section names.
 const NAMES_BYTES_MAX: u64 = 1 << 20;
-/// Bytes of unwind information of one file. The largest seen is 7.4 MB (LLVM); Chromium's is about 20 MB.
+/// Maximum size of a file's unwind information. The largest seen is 7.4 MB (LLVM); Chromium's is about 20 MB.
 const UNWIND_BYTES_MAX: u64 = 128 << 20;
-/// Bytes of a note segment that are searched for the build id.
+/// Maximum number of bytes of a note segment that are searched for the build id.
 const NOTES_BYTES_MAX: u64 = 64 << 10;
-/// Entries of the dynamic section that are looked at.
+/// Maximum number of bytes of the dynamic section that are examined.
 const DYNAMIC_BYTES_MAX: u64 = 16 << 10;
-/// Bytes of a build id: SHA-1 has 20, SHA-256 has 32.
+/// Maximum size of a build id: SHA-1 has 20 bytes, SHA-256 32.
 pub const BUILD_ID_BYTES_MAX: usize = 64;
 
 const PT_LOAD: u32 = 1;
@@ -40,13 +40,13 @@ pub trait Image {
     /// Fills the buffer from `offset` on.
     ///
     /// # Errors
-    /// If it ends before the buffer is full, or the system says so.
+    /// If it ends before the buffer is full, or the system reports an error.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()>;
 
     /// Its length in bytes.
     ///
     /// # Errors
-    /// If the system says so.
+    /// If the system reports an error.
     fn length(&self) -> std::io::Result<u64>;
 }
 
@@ -81,19 +81,19 @@ pub struct Segment {
     pub address: u64,
     /// Bytes in the file.
     pub file_bytes: u64,
-    /// May be executed.
+    /// Whether it is executable.
     pub executable: bool,
 }
 
 impl Segment {
-    /// Whether the address lies in its part that the file holds.
+    /// Whether the address is in the part of it that the file contains.
     #[must_use]
     pub fn contains(&self, address: u64) -> bool {
         address.checked_sub(self.address).is_some_and(|distance| distance < self.file_bytes)
     }
 }
 
-/// Which format the unwind information has.
+/// The format of the unwind information.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// `.eh_frame`
@@ -105,9 +105,9 @@ pub enum Format {
 /// The unwind information of a file, with what is needed to read it.
 #[derive(Debug, Clone)]
 pub struct UnwindSection {
-    /// Of which format.
+    /// Its format.
     pub format: Format,
-    /// Its address in the file's own address space: pointers in it are relative to their places.
+    /// Its address in the file's own address space: pointers in it are relative to their own addresses.
     pub address: u64,
     /// Its bytes.
     pub bytes: Vec<u8>,
@@ -117,7 +117,7 @@ pub struct UnwindSection {
 #[derive(Debug, Clone)]
 pub struct Elf<'i, I: Image + ?Sized> {
     image: &'i I,
-    /// What its code is for.
+    /// The machine that its code is for.
     pub machine: Machine,
     /// `PT_LOAD` segments.
     pub segments: Vec<Segment>,
@@ -145,14 +145,14 @@ impl<'i, I: Image + ?Sized> Elf<'i, I> {
     /// Reads the ELF header and the program headers.
     ///
     /// # Errors
-    /// If it is no ELF file of a known machine or its program headers cannot be read.
+    /// If it is not an ELF file of a known machine or its program headers cannot be read.
     pub fn parse(image: &'i I) -> Result<Self, Error> {
         let header: [u8; 64] = read_array(image, 0, "the ELF header").map_err(|_| Error::NotElf)?;
         let little_64 = header.starts_with(&[0x7f, b'E', b'L', b'F', 2, 1]);
         let machine = Machine::from_elf(u16_at(&header, 18)).filter(|_| little_64).ok_or(Error::NotElf)?;
         let (offset, size, count) = (u64_at(&header, 32), u16_at(&header, 54), usize::from(u16_at(&header, 56)));
         if count == 0 {
-            return Err(Error::NoUnwindInformation); // an object file: nothing of it is ever mapped as it is
+            return Err(Error::NoUnwindInformation); // an object file, which is never mapped directly
         }
         if size != 56 || count > SEGMENTS_MAX {
             return Err(Error::Corrupt { what: "size or number of program headers" });
@@ -183,8 +183,8 @@ impl<'i, I: Image + ?Sized> Elf<'i, I> {
         })
     }
 
-    /// Whether it names libraries that it needs. A file that needs none is a static program, the loader, or a C library: these hold the
-    /// hand-written assembly that has no unwind rows.
+    /// Whether it needs other libraries. A file that needs none is a static program, the loader, or a C library: these contain the
+    /// handwritten assembly without unwind rows.
     #[must_use]
     pub fn needs_libraries(&self) -> bool {
         let Some(dynamic) = self.headers.iter().find(|header| header.kind == PT_DYNAMIC) else { return false };
@@ -192,13 +192,13 @@ impl<'i, I: Image + ?Sized> Elf<'i, I> {
             .is_ok_and(|bytes| bytes.chunks_exact(16).any(|entry| u64_at(entry, 0) == DT_NEEDED))
     }
 
-    /// The unwind information: `.eh_frame` by its section header, else by its program header, else `.debug_frame`.
+    /// The unwind information: `.eh_frame` by its section header, otherwise by its program header, otherwise `.debug_frame`.
     ///
     /// # Errors
     /// If there is none, or it cannot be read.
     pub fn unwind_section(&self) -> Result<UnwindSection, Error> {
         let sections = self.named_sections().unwrap_or_default();
-        // In a file of debug information alone, the header stands for a section that is elsewhere.
+        // In a separate file of debug information, the header is for a section that is in another file.
         if sections.iter().any(|(name, section)| name == b".eh_frame" && section.kind == SHT_NOBITS) {
             return Err(Error::NoUnwindInformation);
         }
@@ -220,8 +220,8 @@ impl<'i, I: Image + ?Sized> Elf<'i, I> {
         }
     }
 
-    /// `.eh_frame_hdr` holds the address of `.eh_frame`, not its length: it ends at the latest with its segment, and by its own
-    /// terminator before.
+    /// `.eh_frame_hdr` has the address of `.eh_frame`, but not its length: it ends with its own terminator, or at the latest with its
+    /// segment.
     fn by_program_header(&self) -> Result<Option<UnwindSection>, Error> {
         let Some(header) = self.headers.iter().find(|header| header.kind == PT_GNU_EH_FRAME) else { return Ok(None) };
         let index = header.segment;
@@ -275,7 +275,7 @@ fn bounded(bytes: u64) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// Reads a part whose length the caller has bounded; checked against the file's own length first, so that a lie costs no memory.
+/// Reads a part whose length the caller has bounded; it is first checked against the file's length, so that a false length costs no memory.
 fn read<I: Image + ?Sized>(image: &I, offset: u64, length: u64, what: &'static str) -> Result<Vec<u8>, Error> {
     let failed = |error: std::io::Error| Error::Read { what, reason: error.to_string() };
     let end = offset.checked_add(length).ok_or(Error::Corrupt { what })?;
@@ -334,7 +334,7 @@ mod tests {
     use super::*;
     use crate::unwind::Table;
 
-    /// Of a file of whatever machine: in emulation the programs at hand are not for the one that this is compiled for.
+    /// For a file of any machine: in emulation the available programs are not for the machine that this is compiled for.
     fn table_of(bytes: &[u8]) -> Result<Table, Error> {
         Table::read_for(bytes, Elf::parse(bytes)?.machine)
     }
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cut_short_anywhere_is_an_error_or_a_table_never_a_panic() {
+    fn a_file_truncated_anywhere_is_an_error_or_a_table_never_a_panic() {
         let bytes = std::fs::read("/bin/true").unwrap();
         for end in (0..bytes.len()).step_by(97) {
             let _ = Table::read(&bytes[..end]);
@@ -364,12 +364,12 @@ mod tests {
         let mut bytes = std::fs::read("/bin/true").unwrap();
         let elf = Elf::parse(bytes.as_slice()).unwrap();
         let (offset, count, _) = elf.section_headers;
-        // Every section of the largest size there is.
+        // Every section has the largest possible size.
         for i in 0..usize::from(count) {
             let at = usize::try_from(offset).unwrap() + 64 * i + 32;
             bytes[at..at + 8].fill(0xff);
         }
-        assert!(table_of(&bytes).is_ok(), "the program header still leads to it");
+        assert!(table_of(&bytes).is_ok(), "it is still found through the program header");
     }
 
     proptest! {

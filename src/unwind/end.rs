@@ -5,7 +5,7 @@ use std::fmt;
 pub use crate::bpf::UnwindEnd as End;
 
 impl End {
-    /// What it means.
+    /// Its meaning.
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {

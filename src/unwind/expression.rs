@@ -48,9 +48,9 @@ pub enum Form {
     },
 }
 
-/// Registers that have a number below this: all general ones of every machine.
+/// All general-purpose registers of every machine have numbers below this.
 const REGISTERS: u8 = 64;
-/// Operations of the longest known shape (PLT).
+/// Number of operations of the longest known shape (PLT).
 const OPERATIONS_MAX: usize = 9;
 
 /// What the expression computes; `None` if its shape is not a known one.
@@ -163,9 +163,9 @@ mod tests {
     #[test]
     fn other_and_broken_expressions_are_refused() {
         assert_eq!(of(&[]), None);
-        assert_eq!(of(&[0x77]), None, "cut off");
+        assert_eq!(of(&[0x77]), None, "truncated");
         assert_eq!(of(&[0x30]), None, "a constant");
         assert_eq!(of(&[0x30; 40]), None, "too long");
-        assert_eq!(of(&[0x92, 64, 0]), None, "register 64 is not a general one");
+        assert_eq!(of(&[0x92, 64, 0]), None, "register 64 is not a general-purpose one");
     }
 }

@@ -15,14 +15,14 @@ pub struct CodeMapping {
     pub end: u64,
     /// Subtracted from an address gives the file's own address.
     pub bias: u64,
-    /// Number of the file's table; of no meaning without one.
+    /// Number of the file's table; not used without one.
     pub file: u32,
-    /// What it is.
+    /// Its kind.
     pub kind: MappingKind,
 }
 
-/// The difference between addresses in memory and in the file, for a mapping of file offset `offset` at `begin`; `None` if no
-/// executable segment lies there.
+/// The difference between addresses in memory and in the file, for a mapping of file offset `offset` at `begin`; `None` if there is no
+/// executable segment there.
 #[must_use]
 pub fn bias_of(segments: &[Segment], begin: u64, offset: u64) -> Option<u64> {
     /// Segments are mapped from the start of their first page.
@@ -36,7 +36,7 @@ pub fn bias_of(segments: &[Segment], begin: u64, offset: u64) -> Option<u64> {
     Some(begin.wrapping_sub(address))
 }
 
-/// The blocks of a process's mapping table, and how many mappings it had to leave out.
+/// The blocks of a process's mapping table, and the number of mappings that were omitted.
 #[must_use]
 pub fn to_blocks(mappings: &[CodeMapping]) -> (Vec<u8>, usize) {
     let mut sorted = mappings.to_vec();
@@ -49,7 +49,7 @@ pub fn to_blocks(mappings: &[CodeMapping]) -> (Vec<u8>, usize) {
     let mut put = put_blocks(&mut bytes);
     put(bpf::MappingsHeader { mappings: u32::try_from(sorted.len()).unwrap_or(0), pad: 0, asked: 0 }.as_bytes());
     for mappings in sorted.chunks(MAPPINGS_PER_BLOCK) {
-        // The search goes by `begin` alone: entries not used lie above every address.
+        // The search uses `begin` only: unused entries are above every address.
         let unused = bpf::Mapping { begin: u64::MAX, end: u64::MAX, bias: 0, file: 0, kind: MappingKind::NoCfi as u32 };
         let mut block = [unused; MAPPINGS_PER_BLOCK];
         for (place, &CodeMapping { begin, end, bias, file, kind }) in block.iter_mut().zip(mappings) {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn mappings_are_sorted_and_the_rest_of_a_block_lies_above_every_address() {
+    fn mappings_are_sorted_and_unused_entries_are_above_every_address() {
         let (bytes, left_out) = to_blocks(&[mapping(0x9000), mapping(0x3000), mapping(0x5000)]);
         assert_eq!((bytes.len(), left_out), (2 * BLOCK_BYTES, 0));
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
@@ -83,14 +83,14 @@ mod tests {
     }
 
     #[test]
-    fn mappings_beyond_the_limit_are_left_out_and_counted() {
+    fn mappings_beyond_the_limit_are_omitted_and_counted() {
         let many: Vec<CodeMapping> = (0..MAPPINGS_MAX as u64 + 5).map(|i| mapping(0x10_0000 + i * 0x2000)).collect();
         assert_eq!(to_blocks(&many).1, 5);
     }
 
     #[test]
     fn the_bias_is_that_of_the_executable_segment_even_where_another_shares_its_first_page() {
-        // As lld lays out: the text begins in the middle of the page that ends the segment before.
+        // lld's layout: the text begins in the middle of the last page of the previous segment.
         let before = Segment { offset: 0, address: 0, file_bytes: 0x163fc, executable: false };
         let text = Segment { offset: 0x16400, address: 0x17400, file_bytes: 0x46000, executable: true };
         assert_eq!(bias_of(&[before, text], 0x5555_0001_7000, 0x16000), Some(0x5555_0000_0000));

@@ -3,11 +3,11 @@
 //! ```text
 //! elf (finds the sections) ──→ rows (gimli's rows, as rules) ──→ table (blocks of 256 bytes) ──→ sink
 //!                                                    mappings (of a process) ──→ blocks ──┘
-//! budget decides which tables stay
+//! budget decides which tables stay loaded
 //! ```
 //!
-//! The blocks are made of the types in [`crate::bpf`]. Everything read here comes from files and memory that others control: all of it is bounded,
-//! nothing panics, and what is refused is counted ([`rows::Counts`]).
+//! The blocks consist of the types in [`crate::bpf`]. All input is from files and memory that others control: all of it is bounded, nothing
+//! panics, and refused parts are counted ([`rows::Counts`]).
 
 pub mod budget;
 pub mod elf;
@@ -28,30 +28,30 @@ pub enum Error {
     /// Reading failed.
     #[error("cannot read {what}: {reason}")]
     Read {
-        /// Which part of the file.
+        /// The part of the file.
         what: &'static str,
-        /// What the system said.
+        /// The system's message.
         reason: String,
     },
     /// Not a 64-bit little-endian ELF file of a known machine.
     #[error("not an ELF file for x86-64 or arm64")]
     NotElf,
-    /// For another machine.
+    /// The file is for another machine.
     #[error("the file is for another machine")]
     OtherMachine,
-    /// A header names a place outside the file, or more than the limit.
+    /// A header refers to a part outside the file, or a number exceeds the limit.
     #[error("the ELF headers are corrupt: {what}")]
     Corrupt {
-        /// Which.
+        /// The header.
         what: &'static str,
     },
     /// There is neither `.eh_frame` nor `.debug_frame`.
     #[error("the file has no unwind information (.eh_frame or .debug_frame)")]
     NoUnwindInformation,
-    /// The file needs more than one file may.
+    /// The file exceeds a limit.
     #[error("the file has more {what} than the limit of {limit}")]
     TooLarge {
-        /// Of what.
+        /// What is limited.
         what: &'static str,
         /// The limit.
         limit: u64,

@@ -1,7 +1,7 @@
 //! `.eh_frame` or `.debug_frame` to rows: address and rule, sorted, without repetition.
 //!
-//! A row is valid from its address to the next row's. If a gap between functions may contain code, a row without a rule ends the function before
-//! it.
+//! A row is valid from its address to the next row's. If a gap between functions may contain code, a row without a rule ends the function
+//! before it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,20 +13,20 @@ use super::elf::{Format, Segment, UnwindSection};
 use super::rule::Rule;
 use crate::machine::Machine;
 
-/// Rows of one file. The largest seen has 1.2 M (LLVM); 8 M rows are 32 MiB of table, half the default budget.
+/// Maximum number of rows of a file. The largest seen has 1.2 M (LLVM); 8 M rows are 32 MiB of table, half the default budget.
 pub const ROWS_MAX: usize = 8 << 20;
-/// Functions of one file, and CIEs and other entries with them. 1.2 M rows came from 161,000.
+/// Maximum number of functions of a file, including CIEs and other entries. 1.2 M rows are of 161,000 functions.
 const ENTRIES_MAX: usize = 4 << 20;
-/// Distinct rules of one file: a row has 16 bits for the number. The whole of a distribution has 3,884.
+/// Maximum number of distinct rules of a file: a row has 16 bits for the number. A whole distribution has 3,884.
 const RULES_MAX: usize = u16::MAX as usize;
 
-/// The number of the rule that says nothing.
+/// The number of the empty rule: nothing is known.
 pub const NO_RULE: u16 = 0;
 
-/// A gap between functions up to this many bytes is taken for padding (functions are aligned to 16).
+/// A gap between functions of at most this many bytes counts as padding (functions are aligned to 16).
 const GAP_BYTES_PADDING: u64 = 15;
-/// In a file that may hold assembly without rows (a C library, a static program), only gaps too small for any function that is ever
-/// on a stack: the smallest, a signal trampoline, has 7 bytes.
+/// In a file that may contain assembly without rows (a C library, a static program), only gaps too small for any function that can be on a
+/// stack count as padding: the smallest such function, a signal trampoline, has 7 bytes.
 const GAP_BYTES_PADDING_ASSEMBLY: u64 = 6;
 
 /// One row.
@@ -38,24 +38,24 @@ pub struct Row {
     pub rule: u16,
 }
 
-/// What conversion saw, and what it refused. All are numbers of things in one file.
+/// Counts of the conversion of one file, including what it refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Functions (FDEs) converted.
     pub functions: u64,
     /// Functions outside the executable segments, with an empty or overflowing range, or of a discarded section (address 0).
     pub functions_refused: u64,
-    /// Functions, or rests of them, whose instructions are corrupt: what was read before is kept.
+    /// Functions, or ends of functions, whose instructions are corrupt: rows read before are kept.
     pub functions_corrupt: u64,
-    /// Functions that begin inside another one: the other is cut short.
+    /// Functions that begin inside another one, which is truncated.
     pub functions_overlapping: u64,
     /// Rows read.
     pub rows_read: u64,
     /// Rows of a form that the unwinder does not evaluate.
     pub rows_unsupported: u64,
-    /// Rows whose rule found no number any more.
+    /// Rows for whose rule there was no number left.
     pub rules_refused: u64,
-    /// The section itself broke off: its later functions are missing.
+    /// Sections that end in the middle of an entry: their later functions are missing.
     pub sections_corrupt: u64,
 }
 
@@ -66,15 +66,15 @@ pub struct Rows {
     pub rows: Vec<Row>,
     /// Packed rules by number; number 0 is [`NO_RULE`].
     pub rules: Vec<u64>,
-    /// What was seen and refused.
+    /// The counts of the conversion.
     pub counts: Counts,
 }
 
-/// Converts a file's unwind information. `segments` bound the addresses that are believed; `precise_gaps` is set for files that may hold
-/// assembly without rows; `machine` gives the registers their meaning.
+/// Converts a file's unwind information. `segments` limit the valid addresses; `precise_gaps` is set for files that may contain assembly
+/// without rows; `machine` determines the meaning of registers.
 ///
 /// # Errors
-/// If there are more rows than the limit. Corrupt parts are counted and left out.
+/// If there are more rows than the limit. Corrupt parts are counted and skipped.
 pub fn convert(section: &UnwindSection, segments: &[Segment], precise_gaps: bool, machine: Machine) -> Result<Rows, Error> {
     let bases = BaseAddresses::default().set_eh_frame(section.address).set_text(text_base(segments));
     let gap_bytes = if precise_gaps { GAP_BYTES_PADDING_ASSEMBLY } else { GAP_BYTES_PADDING };
@@ -94,7 +94,7 @@ pub fn convert(section: &UnwindSection, segments: &[Segment], precise_gaps: bool
     }
 }
 
-/// Whose private instructions there may be: arm64 has one for signed return addresses.
+/// The vendor whose private instructions may occur: arm64 has one for signed return addresses.
 fn vendor(machine: Machine) -> Vendor {
     match machine {
         Machine::X86_64 => Vendor::Default,
@@ -107,7 +107,7 @@ fn text_base(segments: &[Segment]) -> u64 {
     segments.iter().filter(|segment| segment.executable).map(|segment| segment.address).min().unwrap_or(0)
 }
 
-/// A function's rows, as a part of all rows in the order of the section.
+/// A function's rows, as a range of all rows in the order of the section.
 #[derive(Debug, Clone, Copy)]
 struct Function {
     begin: u64,
@@ -197,7 +197,7 @@ impl<'s> Converter<'s> {
                                 self.counts.rows_unsupported += 1;
                             }
                             let rule = self.rules.number_of(rule);
-                            // An instruction stream may run past its function's end, or turn back.
+                            // An instruction stream may run past its function's end, or go backwards.
                             let last = self.rows.get(first_row as usize..).and_then(<[Row]>::last);
                             if address < begin || address >= end || last.is_some_and(|last| address < last.address) {
                                 self.counts.functions_corrupt += 1;
@@ -228,7 +228,7 @@ impl<'s> Converter<'s> {
         self.segments.iter().any(|segment| segment.executable && segment.contains(begin) && segment.contains(end - 1))
     }
 
-    /// Puts the functions in order of address and marks the gaps between them.
+    /// Sorts the functions by address and marks the gaps between them.
     fn join(mut self, gap_bytes: u64) -> Rows {
         self.functions.sort_by_key(|function| function.begin);
         let mut joined = Joined { rows: Vec::with_capacity(self.rows.len()) };
@@ -269,7 +269,7 @@ impl Joined {
     }
 }
 
-/// Gives each distinct rule a number.
+/// Assigns a number to each distinct rule.
 struct Rules {
     packed: Vec<u64>,
     numbers: HashMap<u64, u16, BuildHasherDefault<Mix>>,
@@ -300,8 +300,8 @@ impl Rules {
     }
 }
 
-/// A multiplication: packed rules differ in few bits, and a file that made its rules collide would only slow its own conversion, by a
-/// factor that [`RULES_MAX`] bounds.
+/// A multiplicative hash: packed rules differ in few bits, and a file with deliberate collisions would only slow down its own conversion,
+/// by a factor bounded by [`RULES_MAX`].
 #[derive(Default)]
 struct Mix(u64);
 
@@ -363,11 +363,11 @@ mod tests {
         assert_eq!(addresses(&rows), [(0x1000, true), (0x1010, false), (0x1020, true), (0x1050, false)]);
         assert_eq!(rows.counts.functions, 3);
         let rows = convert(&section, &[TEXT], true, Machine::X86_64).unwrap();
-        assert_eq!(addresses(&rows).len(), 6, "in a C library 15 bytes may hold a signal trampoline");
+        assert_eq!(addresses(&rows).len(), 6, "in a C library 15 bytes may contain a signal trampoline");
     }
 
     #[test]
-    fn functions_out_of_order_are_sorted_and_overlapping_ones_cut() {
+    fn functions_out_of_order_are_sorted_and_overlapping_ones_truncated() {
         // DW_CFA_advance_loc 8, DW_CFA_def_cfa_offset 16.
         let section = section(&[(0x2000, 0x40, &[]), (0x1000, 0x20, &[0x48, 0x0e, 16]), (0x1004, 0x10, &[])]);
         let rows = convert(&section, &[TEXT], false, Machine::X86_64).unwrap();

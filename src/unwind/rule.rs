@@ -24,7 +24,7 @@ pub const BP: u8 = bpf::REG_BP as u8;
 /// The code of the stack pointer.
 pub const SP: u8 = bpf::REG_SP as u8;
 
-/// How the canonical frame address is found.
+/// How the canonical frame address is determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cfa {
     /// `reg + offset`
@@ -59,7 +59,7 @@ pub enum Cfa {
         /// Offset in the entry of the first instruction after the push.
         pushed_from: u8,
     },
-    /// A signal trampoline: the interrupted registers lie at sp.
+    /// A signal trampoline: the interrupted registers are at sp.
     Signal,
     /// The outermost frame.
     End,
@@ -78,22 +78,22 @@ pub enum SavedBp {
     AtBp(i8),
     /// At sp + 8 * slot.
     AtSp(i8),
-    /// Nowhere that could be told.
+    /// Not known.
     Lost,
 }
 
 /// Where the return address is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SavedRa {
-    /// At CFA - 8. x86-64 alone.
+    /// At CFA - 8. Only x86-64.
     AtCfa,
     /// In the register with this code.
     InRegister(u8),
-    /// In the word above the caller's bp. arm64 alone.
+    /// In the word above the caller's bp. Only arm64.
     BesideBp,
-    /// At CFA + 8 * slot, while bp is in no slot. arm64 alone.
+    /// At CFA + 8 * slot, while bp is in no slot. Only arm64.
     AtSlot(i8),
-    /// At the register that the CFA is told by, + 8 * slot, while bp is in no slot. arm64 alone.
+    /// At the register that defines the CFA, + 8 * slot, while bp is in no slot. Only arm64.
     AtRegister(i8),
 }
 
@@ -111,7 +111,7 @@ pub struct Rule {
 impl Rule {
     /// A rule of a form that is not evaluated.
     pub const UNSUPPORTED: Self = Self::only(Cfa::Unsupported);
-    /// The interrupted registers lie at sp.
+    /// The interrupted registers are at sp.
     pub const SIGNAL: Self = Self::only(Cfa::Signal);
     /// The outermost frame.
     pub const END: Self = Self::only(Cfa::End);
@@ -187,7 +187,7 @@ impl Rule {
                 (Some(RegisterRule::Offset(bp_offset)), _) if bp != SavedBp::Lost && bp_offset.checked_add(8) == Some(offset) => {
                     (SavedRa::BesideBp, bp)
                 }
-                // There is one slot, and a walk can go on without bp as long as no caller needs it.
+                // There is one slot, and a walk can continue without bp as long as no caller needs it.
                 (_, Some(ra_slot)) => (SavedRa::AtSlot(ra_slot), same_or_lost(bp)),
                 (_, None) => match far_slot(offset, cfa) {
                     Some((_, ra_slot)) => (SavedRa::AtRegister(ra_slot), same_or_lost(bp)),
@@ -197,7 +197,7 @@ impl Rule {
             _ => return Self::UNSUPPORTED,
         };
         if matches!((cfa, ra), (Cfa::DerefIndex { .. }, SavedRa::InRegister(_))) {
-            return Self::UNSUPPORTED; // both would need the one field
+            return Self::UNSUPPORTED; // both would need the same field
         }
         Self { cfa, bp, ra }
     }
@@ -250,7 +250,8 @@ where
     })
 }
 
-/// A place too far from the CFA, from the register that the CFA is told by: arm64 saves x29 and x30 at the low end of frames of any size.
+/// For a location too far from the CFA, its slot from the register that defines the CFA: arm64 saves x29 and x30 at the low end of frames
+/// of any size.
 fn far_slot(offset: i64, cfa: Cfa) -> Option<(u8, i8)> {
     let Cfa::Register { reg, offset: cfa_offset } = cfa else { return None };
     Some((reg, slot(offset.checked_add(cfa_offset.into())?)?))
@@ -260,7 +261,7 @@ fn same_or_lost(bp: SavedBp) -> SavedBp {
     if bp == SavedBp::Same { bp } else { SavedBp::Lost }
 }
 
-/// Byte offset to words; `None` if it is not whole or too far.
+/// A byte offset in words; `None` if it is not a multiple of a word or too far.
 fn slot(offset: i64) -> Option<i8> {
     (offset % 8 == 0).then_some(())?;
     i8::try_from(offset / 8).ok()

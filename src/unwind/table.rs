@@ -9,14 +9,14 @@ use super::rows::{self, Counts, Rows};
 use crate::bpf::{self, GRANULE_SHIFT};
 use crate::machine::Machine;
 
-/// Granules of one file: 4 GiB of text, more than the code models of x86-64 can link; its index takes 4 MiB.
+/// Maximum number of granules of a file: 4 GiB of text, more than the code models of x86-64 can link; the index takes 4 MiB.
 const GRANULES_MAX: u64 = 1 << 20;
 
 /// A file's unwind table, ready to be written.
 #[derive(Debug, Clone)]
 pub struct Table {
     first_granule: u32,
-    /// First row of each granule, and one more: the number of rows.
+    /// First row of each granule, and at the end the number of rows.
     index: Vec<u32>,
     rows: Rows,
 }
@@ -25,7 +25,7 @@ impl Table {
     /// Reads a file of this machine and builds its table.
     ///
     /// # Errors
-    /// If the file has no unwind information, is no ELF file of this machine, or exceeds a limit.
+    /// If the file has no unwind information, is not an ELF file of this machine, or exceeds a limit.
     pub fn read<I: Image + ?Sized>(image: &I) -> Result<Self, Error> {
         Self::read_for(image, Machine::HOST)
     }
@@ -43,7 +43,7 @@ impl Table {
         Self::build(rows::convert(&section, &elf.segments, !elf.needs_libraries(), machine)?)
     }
 
-    /// Builds the index over sorted rows.
+    /// Builds the index of sorted rows.
     ///
     /// # Errors
     /// If there is no row, or the text spans more than the limit.
@@ -67,7 +67,7 @@ impl Table {
         Ok(Self { first_granule: u32::try_from(first_granule).map_err(|_| too_wide)?, index, rows })
     }
 
-    /// Blocks that it takes.
+    /// Number of blocks that it takes.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.rows_block() + self.rows.rows.len().div_ceil(ROWS_PER_BLOCK)
@@ -85,7 +85,7 @@ impl Table {
         &self.rows
     }
 
-    /// What conversion saw and refused.
+    /// The counts of the conversion.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.rows.counts
@@ -103,7 +103,7 @@ impl Table {
         self.rules_block() + self.rows.rules.len().div_ceil(RULES_PER_BLOCK)
     }
 
-    /// Writes the blocks. `out` must have [`Self::bytes`] bytes, all 0; what does not fit is left out.
+    /// Writes the blocks. `out` must have [`Self::bytes`] bytes, all 0; blocks that do not fit are omitted.
     pub fn write(&self, out: &mut [u8]) {
         // All of these fit: a table has at most ROWS_MAX / 64 + GRANULES_MAX / 63 + 65536 / 32 blocks.
         let word = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
@@ -133,7 +133,7 @@ impl Table {
         }
     }
 
-    /// The blocks in memory of their own.
+    /// The blocks in new memory.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes()];

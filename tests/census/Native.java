@@ -1,4 +1,4 @@
-// A native store behind a Java front: the library allocates in several threads, each in an arena of its own.
+// A native store used from Java: the library allocates in several threads, each in an arena of its own.
 public class Native {
     private static native void fill(int thread, int blocks);
     private static native String answer();

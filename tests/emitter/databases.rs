@@ -1,4 +1,4 @@
-//! Databases as workloads: created anew for each program that is started, and their load.
+//! Databases as workloads: newly created for each program that is started, and their load.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};

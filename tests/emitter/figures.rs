@@ -101,7 +101,7 @@ impl Running {
         Unit { began, ended: Instant::now(), cpu_s: (of_process_ns(self.pid()).unwrap() - before) as f64 / 1e9 }
     }
 
-    /// Works until it is told to stop.
+    /// Works until it is stopped.
     fn work(&mut self, stop: &AtomicBool) -> Vec<Unit> {
         std::iter::from_fn(|| (!stop.load(Ordering::Relaxed)).then(|| self.unit())).collect()
     }

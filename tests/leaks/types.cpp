@@ -1,4 +1,4 @@
-// Objects whose types are in their virtual tables, dropped and kept, and a pointer to each that is kept.
+// Objects with virtual tables, which identify their types: some are dropped, others are kept with a pointer to each.
 #include <cstdio>
 #include <unistd.h>
 #include <vector>

@@ -1,4 +1,4 @@
-// Runs a test program that is a library, on a thread of Go's.
+// Runs a test program that is a library, on a thread of the Go runtime.
 package main
 
 /*

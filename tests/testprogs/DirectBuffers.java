@@ -4,7 +4,7 @@ import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.List;
 
-/** Allocates direct buffers when told to, drops some of them, and tells what the virtual machine says of them. */
+/** Allocates direct buffers on request, drops some of them, and prints the virtual machine's statistics of them. */
 public final class DirectBuffers {
     private static BufferPoolMXBean pool() {
         for (BufferPoolMXBean pool : ManagementFactory.getPlatformMXBeans(BufferPoolMXBean.class)) {
@@ -18,13 +18,13 @@ public final class DirectBuffers {
     public static void main(String[] args) throws Exception {
         List<ByteBuffer> kept = new ArrayList<>();
         BufferPoolMXBean pool = pool();
-        // Everything that is loaded on the way is loaded before the recording.
+        // All classes and libraries that this uses are loaded before the recording.
         kept.add(ByteBuffer.allocateDirect(1));
         kept.clear();
         System.gc();
         System.out.println("ready");
         System.in.read();
-        // What the launcher holds for itself is older than the recording.
+        // The launcher's own blocks are allocated before the recording.
         long countBefore = pool.getCount();
         long bytesBefore = pool.getMemoryUsed();
         for (int i = 0; i < 200; i++) {
@@ -34,7 +34,7 @@ public final class DirectBuffers {
         for (int i = 0; i < 50; i++) {
             kept.set(i, null);
         }
-        // The collector hands unreachable buffers to a cleaner: wait until only the kept ones are counted.
+        // The collector passes unreachable buffers to a cleaner: wait until only the kept ones are counted.
         while (pool.getCount() - countBefore > 150) {
             System.gc();
             Thread.sleep(20);

@@ -23,7 +23,7 @@ SITE void *site_returns_null(size_t n) { return TOOK(::operator new(n, std::noth
 SITE void site_jumps_out(size_t n) { TOOK(::operator new(n), n); }
 SITE block site_below_a_hole(size_t n) { return TOOK(::operator new(n), n); }
 
-// Calls FAIL some way down the stack. What it leaves there lies in the middle of the next such frame's hole.
+// Calls FAIL further down the stack. What it leaves there is in the middle of the unused part of the next such frame.
 SITE void far_down(void (*fail)(size_t), size_t n)
 {
 	volatile char pad[1024];
@@ -33,7 +33,7 @@ SITE void far_down(void (*fail)(size_t), size_t n)
 }
 
 // Allocates from below a large frame that is never written to: a call that was left by an exception or a longjmp still has its return
-// address there, and must not be taken for one that is still open.
+// address there, and must not be mistaken for one that is still open.
 SITE void over_a_hole(size_t n)
 {
 	volatile char hole[8192];
@@ -66,7 +66,7 @@ static void ordinary(size_t i)
 static void jump() { longjmp(way_out, 1); }
 static void end_thread() { pthread_exit(nullptr); }
 
-// Gives the reserve back at its first call, as new-handlers are meant to; the memory still does not suffice, so then it gives up.
+// Frees the reserve at its first call, as a new-handler should; the memory is still not sufficient, so then it gives up.
 static void free_reserve()
 {
 	if (handler_calls++)
@@ -116,7 +116,7 @@ int main()
 	action.sa_handler = on_signal;
 	action.sa_flags = SA_ONSTACK;
 	REQUIRE(sigaction(SIGUSR1, &action, nullptr) == 0);
-	// The first exception and the first thread that ends so load unwind tables: before the recording.
+	// The first exception and the first thread that ends in this way load unwind tables, so both happen before the recording.
 	try {
 		throw 1;
 	} catch (int) {
@@ -124,12 +124,12 @@ int main()
 	pthread_t first;
 	REQUIRE(pthread_create(&first, nullptr, thread_that_just_ends, nullptr) == 0);
 	pthread_join(first, nullptr);
-	// The exception itself is allocated under the site that throws.
+	// The exception itself is allocated by the site that throws.
 	for (const char *site : {"site_throws", "site_throws_array", "site_throws_aligned", "site_returns_null", "site_constructor_throws"})
 		truth_live_only(site);
 	truth_rendezvous("ready");
 	for (volatile size_t i = 0; i < 40; i = i + 1) {
-		volatile int caught = 0; // volatile: longjmp comes by
+		volatile int caught = 0; // volatile because of longjmp
 		ordinary(i);
 		for (auto throws : {site_throws, site_throws_array, site_throws_aligned})
 			try {

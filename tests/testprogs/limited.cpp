@@ -1,12 +1,12 @@
-// A program whose address space is limited, and that lives from catching std::bad_alloc: under a recording it must do so too. Its C
-// allocations are counted as ever; those through operator new may be left out where their return cannot be probed safely. With an argument
-// the limit comes only after the recording has begun.
+// A program with a limited address space that relies on catching std::bad_alloc, which must also work under a recording. Its C allocations
+// are counted as usual; those through operator new may be left out if their return cannot be probed safely. With an argument the limit is
+// set only after the recording has begun.
 #include "truth.h"
 #include <initializer_list>
 #include <new>
 #include <sys/resource.h>
 
-static volatile size_t beyond_limit = size_t(700) << 20; // less than a GiB: no size to be suspicious of
+static volatile size_t beyond_limit = size_t(700) << 20; // less than a GiB, so not treated as suspiciously large
 
 SITE block site_malloc(size_t n) { return TOOK(malloc(n), n); }
 SITE block site_new(size_t n) { return TOOK(::operator new(n), n); }

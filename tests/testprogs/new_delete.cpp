@@ -7,10 +7,10 @@ struct alignas(64) Wide {
 };
 struct Thin {
 	char bytes[40];
-	~Thin() { bytes[0] = 0; } // an array of these carries its length: new[] asks for 8 bytes more
+	~Thin() { bytes[0] = 0; } // an array of these stores its length: new[] requests 8 bytes more
 };
 
-// libstdc++ rounds the size of an aligned new up to the alignment before it asks the allocator: sizes are multiples of it here.
+// libstdc++ rounds the size of an aligned new up to the alignment before it calls the allocator: sizes are multiples of it here.
 static constexpr size_t A = 128;
 static constexpr std::align_val_t ALIGN{A};
 

@@ -26,7 +26,7 @@ int main()
 		b = site_new_array(60 + i);
 		truth_strike(b);
 		::operator delete[](b.ptr);
-		// Crosswise, which the replacement allows.
+		// Mixes the two families, which the replacement allows.
 		block_free(site_new(10));
 		b = site_malloc(90);
 		truth_strike(b);

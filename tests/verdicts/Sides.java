@@ -1,4 +1,4 @@
-// A malloc heap with free pages beside a Java heap, or a Java heap that is full. Says "ready" and waits for the end of its input.
+// A malloc heap with free pages and a Java heap, or a full Java heap. Prints "ready" and waits for the end of its input.
 //
 // Usage: Sides native|full
 import java.lang.reflect.Field;
@@ -22,7 +22,7 @@ public class Sides {
                 blocks[i] = unsafe.allocateMemory(BLOCK_BYTES);
                 unsafe.setMemory(blocks[i], BLOCK_BYTES, (byte) 1);
             }
-            // The blocks at the end stay: malloc lowers a heap's end only by what is free there.
+            // The blocks at the end stay: malloc shrinks a heap only by the free memory at its end.
             for (int i = 0; i < BLOCKS / 2; i++) unsafe.freeMemory(blocks[i]);
         } else {
             fillJava(live, 0.95);
@@ -33,7 +33,7 @@ public class Sides {
         System.out.println(live.size());
     }
 
-    // Until so much of the most it may have is in use.
+    // Until this share of its maximum size is in use.
     static void fillJava(List<byte[]> live, double share) {
         Runtime runtime = Runtime.getRuntime();
         while (runtime.totalMemory() - runtime.freeMemory() < runtime.maxMemory() * share) {

@@ -1,4 +1,4 @@
-// A heap that is touched, direct buffers, some generated code; tells their sizes as the virtual machine has them.
+// A heap that is touched, direct buffers, and some generated code; prints their sizes according to the virtual machine.
 import java.lang.management.BufferPoolMXBean;
 import java.lang.management.ManagementFactory;
 import java.lang.management.MemoryPoolMXBean;

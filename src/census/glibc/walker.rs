@@ -11,7 +11,7 @@ use crate::heap::residency::page_down;
 
 /// Address space searched for the next present page at once.
 const RESIDENCY_BYTES: u64 = 16 << 20;
-/// Candidates for fastbins remembered: 32 MiB. Lists that go on beyond are followed by reading.
+/// Candidates for fastbins remembered: 32 MiB. Longer lists are followed by reading.
 const FAST_CANDIDATES_MAX: usize = 1 << 21;
 
 /// A chunk in use that may be a fastbin's member: the address that its first word means.

@@ -1,12 +1,12 @@
 /* jemalloc's own interface: mallocx and related functions.
  *
- * Only the library's second build has these: programs ask for them weakly to learn whether jemalloc is there (`if (mallocx)`), so
- * nothing may define them in a process without jemalloc. The sizes and flags are only passed on; sallocx and nallocx change nothing and
- * are not touched. */
+ * Only the library's second build has these: programs use weak references to them to detect jemalloc (`if (mallocx)`), so nothing may
+ * define them in a process without jemalloc. The sizes and flags are only passed on; sallocx and nallocx change nothing and are not
+ * interposed. */
 #include "next.h"
 #include "sample.h"
 
-/* The stand-ins leave out what is only a hint. */
+/* The substitutes ignore arguments that are only hints. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
 static void *(*next_mallocx)(size_t size, int flags);
@@ -15,9 +15,9 @@ static size_t (*next_xallocx)(void *pointer, size_t size, size_t extra, int flag
 static void (*next_dallocx)(void *pointer, int flags);
 static void (*next_sdallocx)(void *pointer, size_t size, int flags);
 
-/* What stands in where there is no jemalloc: a program with jemalloc may start others, which inherit the library. They find the names
- * defined, and may call them; nothing that they get from them may fail. A flag's low six bits are log2 of the alignment, 0x40 requests
- * zeroes (jemalloc 5's MALLOCX_LG_ALIGN and MALLOCX_ZERO). */
+/* Substitutes for processes without jemalloc: a program with jemalloc may start others, which inherit the library. They find the names
+ * defined, and may call them, so the functions must work. A flag's low six bits are log2 of the alignment, 0x40 requests zeroes
+ * (jemalloc 5's MALLOCX_LG_ALIGN and MALLOCX_ZERO). */
 #define MALLOCX_LG_ALIGN_MASK 0x3f
 #define MALLOCX_ZERO 0x40
 
@@ -108,7 +108,7 @@ EXPORT void *rallocx(void *pointer, size_t size, int flags)
 	return moved;
 }
 
-/* Resizes in place or not at all. The block stays the program's all the time, so it can be reported afterwards. */
+/* Resizes in place or not at all. The block belongs to the program all the time, so it can be reported afterwards. */
 EXPORT size_t xallocx(void *pointer, size_t size, size_t extra, int flags)
 {
 	size_t now;

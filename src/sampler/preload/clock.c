@@ -1,4 +1,4 @@
-/* The time and the processor. See clock.h. */
+/* The time and the CPU. See clock.h. */
 #include "clock.h"
 
 #include <elf.h>

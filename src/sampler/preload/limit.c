@@ -15,7 +15,7 @@ uint32_t limit_step(struct debt *debt, uint64_t now_ns, uint64_t each_ns, bool s
 		owed_ns = paid_ns > now_ns ? paid_ns - now_ns : 0;
 		if (sampled)
 			owed_ns += each_ns;
-		/* Also where the clock went back, as in a process that was restored on another machine. */
+		/* Also if the clock went back, as in a process that was restored on another machine. */
 		if (owed_ns > owed_max_ns)
 			owed_ns = owed_max_ns;
 		if (!sampled || __atomic_compare_exchange_n(&debt->paid_ns, &paid_ns, now_ns + owed_ns, false, __ATOMIC_RELAXED,

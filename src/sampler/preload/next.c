@@ -1,8 +1,9 @@
 /* Finding the next definitions.
  *
- * dlsym(RTLD_NEXT) is not used: it may allocate (so that the first malloc would call itself), it takes the loader's lock, and its name
- * has a version that differs between glibcs. The dynamic linker's list of objects, which debuggers read too, has the objects of the
- * start in the order in which names are searched (System V ABI; both glibc and musl); each object's hash table finds a name. */
+ * dlsym(RTLD_NEXT) is not used: it may allocate (so that the first malloc would call itself), it takes the loader's lock, and its symbol
+ * has a version that differs between versions of glibc. The dynamic linker's list of objects, which debuggers read too, has the objects
+ * loaded at the start in the order in which names are searched (System V ABI; both glibc and musl); names are looked up in each object's
+ * hash table. */
 #include "next.h"
 
 #include <elf.h>
@@ -24,7 +25,7 @@ struct debug {
 	struct object *objects;
 };
 
-/* glibc's has the list itself, musl's points to it. No reference has a version, so one library serves every libc. */
+/* glibc's variable is the list itself, musl's points to it. No reference has a version, so one library works with every libc. */
 extern WEAK struct debug _r_debug;
 extern WEAK struct debug *_dl_debug_addr;
 extern WEAK unsigned long getauxval(unsigned long type);
@@ -33,7 +34,7 @@ extern WEAK int *__errno_location(void);
 /* This library's own dynamic section. */
 extern const Elf64_Dyn _DYNAMIC[] __attribute__((visibility("hidden")));
 
-/* An object's tables for looking a name up. */
+/* An object's tables for looking up a name. */
 struct symbols {
 	const Elf64_Sym *symbols;
 	const char *strings;
@@ -52,7 +53,7 @@ static struct object *objects(void)
 	return NULL;
 }
 
-/* glibc relocates the addresses in a loaded dynamic section, musl leaves them: below the load bias they cannot be addresses. */
+/* glibc relocates the addresses in a loaded dynamic section, musl does not: values below the load bias are not relocated. */
 static const void *at(const struct object *object, uintptr_t value)
 {
 	return (const void *)(value < object->bias ? object->bias + value : value);
@@ -104,7 +105,7 @@ static bool starts_with(const char *text, const char *start)
 	return *start == '\0';
 }
 
-/* A definition, and not one that is kept only for programs linked against an old version. */
+/* Whether it is a definition, and not one that exists only for programs linked against an old version. */
 static bool is_definition(const struct symbols *in, uint32_t index, const char *name)
 {
 	const Elf64_Sym *symbol = &in->symbols[index];
@@ -238,7 +239,7 @@ static void fail_memory(void)
 		*__errno_location() = 12; /* ENOMEM */
 }
 
-/* What stands in for functions that this libc does not have. Defining them must not break a program that requests them weakly. */
+/* Substitutes for functions that this libc does not have. Defining them must not break a program with weak references to them. */
 static void *pvalloc_by_memalign(size_t size)
 {
 	const size_t page = 4096;
@@ -288,8 +289,8 @@ static void *or_else(const char *name, void *instead)
 	return address != NULL ? address : instead;
 }
 
-/* An allocator may lack an entry point that the libc behind it has (jemalloc: pvalloc). The libc's block would not be one that the
- * allocator's free knows, so if `by` is the allocator's own, it is made with that. */
+/* An allocator may lack an entry point that the next libc has (jemalloc: pvalloc). The allocator's free would not accept the libc's
+ * block, so if `by` is the allocator's own, the block is allocated with that. */
 static void *own_or_else(const char *name, const void *allocator, const char *by, void *instead)
 {
 	struct definition found = next_definition(name);
@@ -361,7 +362,7 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	read_settings(environment);
 	if (getauxval != NULL) {
 		clock_resolve(getauxval(AT_SYSINFO_EHDR));
-		/* 16 random bytes from the kernel. The first eight are the stack protector's: not used. */
+		/* 16 random bytes from the kernel. The first eight belong to the stack protector and are not used. */
 		const uint64_t *random = (const uint64_t *)getauxval(AT_RANDOM);
 
 		if (random != NULL)

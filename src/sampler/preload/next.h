@@ -8,8 +8,8 @@
 typedef const void *nothrow_ref;
 typedef size_t align_value;
 
-/* Filled at the first call or by the constructor, whichever comes first; not written afterwards. Before, each holds a function that
- * fills the table and calls on. */
+/* Filled at the first call or by the constructor, whichever comes first; not written afterwards. Before that, each entry is a function
+ * that fills the table and calls the next definition. */
 struct next {
 	void *(*malloc)(size_t size);
 	void (*free)(void *pointer);
@@ -20,7 +20,7 @@ struct next {
 	void *(*memalign)(size_t alignment, size_t size);
 	void *(*valloc)(size_t size);
 	void *(*pvalloc)(size_t size);
-	/* May be NULL: there is one from glibc 2.26 and musl 1.2.2 on. */
+	/* May be NULL: it exists since glibc 2.26 and musl 1.2.2. */
 	void *(*reallocarray)(void *pointer, size_t count, size_t size);
 	void (*free_sized)(void *pointer, size_t size);
 	void (*free_aligned_sized)(void *pointer, size_t alignment, size_t size);
@@ -33,14 +33,14 @@ void next_resolve(void);
 /* Where a definition was found. */
 struct definition {
 	void *address;
-	/* The object that holds it, to be compared only. */
+	/* The object that contains it, for comparisons only. */
 	const void *object;
-	/* The object that holds it defines malloc too: it is an allocator with entry points of its own. */
+	/* The object that contains it also defines malloc: it is an allocator with entry points of its own. */
 	bool by_allocator;
-	/* The object is libstdc++ or libc++, whose operators are made of malloc and free. */
+	/* The object is libstdc++ or libc++, whose operators call malloc and free. */
 	bool by_cxx_runtime;
 };
-/* The first definition behind this library, in the order of the dynamic linker. */
+/* The first definition after this library, in the order of the dynamic linker. */
 struct definition next_definition(const char *name);
 /* The address of a function in an object that is loaded at `bias`, or NULL. `dynamic` is its dynamic section (Elf64_Dyn). */
 void *next_function_in(uintptr_t bias, const void *dynamic, const char *name);
@@ -54,7 +54,7 @@ void operators_resolve(void);
 void allocx_resolve(void);
 #endif
 
-/* Reads the settings from the environment, if the libc has it by now: before a thread's first draw. */
+/* Reads the settings from the environment, if the libc has already set it up: before a thread's first draw. */
 void next_read_settings(void);
 
 #endif

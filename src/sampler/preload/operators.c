@@ -3,12 +3,12 @@
  * Which function counts depends on the next definition of the operator, which is determined once, for each form:
  *
  *   next definition                         new and delete here
- *   an allocator's own (its object has      count, then call it: such operators never pass through malloc
+ *   an allocator's own (its object has      count, then call it: such operators never call malloc
  *     malloc too: jemalloc, tcmalloc, …)
  *   libstdc++'s or libc++'s                 the throwing forms of new and the plain forms of delete are this library's malloc, memalign
- *                                           and free, as those libraries make them, but for the size, which they round up; the
- *                                           others are passed on, come back here as one of these, and are counted then
- *   somebody's replacement                  passed on: it calls malloc for what it needs
+ *                                           and free, as in those libraries, except for the size, which they round up; the others
+ *                                           are passed on, call one of these in turn, and are counted then
+ *   a program's replacement                 passed on: it calls malloc itself
  *   none at the start                       a C program; a library opened later that is C++ gets malloc and free
  *
  * The Itanium C++ ABI gives the names; m is size_t, St11align_val_t a size_t, RKSt9nothrow_t a pointer. */
@@ -19,7 +19,7 @@ void *malloc(size_t size);
 void free(void *pointer);
 void *memalign(size_t alignment, size_t size);
 
-/* Failure of a throwing form: the next definition, or one that was loaded since, calls the new-handler and throws. */
+/* Failure of a throwing form: the next definition, or one loaded since, calls the new-handler and throws. */
 RARE static void *throwing_failure(const char *name, size_t size)
 {
 	void *(*function)(size_t) = next_definition(name).address;
@@ -48,7 +48,7 @@ static void *plain_new_aligned(const char *name, size_t size, align_value alignm
 	return likely(pointer != NULL) ? pointer : throwing_failure_aligned(name, size, alignment);
 }
 
-/* A form: its slot, through which the exported function jumps; what is next; what counts; and what is done when nothing is next.
+/* A form: its slot, through which the exported function jumps; the next definition; the counting variant; and the one without a next.
  *   NAME        the mangled name
  *   (params)    its parameters, (args) as they are passed on */
 #define FORM_OF_NEW(NAME, params, args, PLAIN)                                                    \
@@ -99,10 +99,10 @@ static void *plain_new_aligned(const char *name, size_t size, align_value alignm
 		slot_##NAME args;                                 \
 	}
 
-/* The slots lie together, away from anything that is written while the program runs. */
+/* The slots are together, separate from anything that is written while the program runs. */
 #define OWN_SLOT __attribute__((section(".data.slots")))
 
-/* The plain forms leave out what is only a hint. */
+/* The plain forms ignore arguments that are only hints. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
 FORM_OF_NEW(_Znwm, (size_t size), (size), plain_new("_Znwm", size))
@@ -133,8 +133,8 @@ FORM_OF_DELETE(_ZdaPvSt11align_val_tRKSt9nothrow_t, (void *pointer, align_value 
 FORM_OF_DELETE(_ZdlPvmSt11align_val_t, (void *pointer, size_t size, align_value alignment), (pointer, size, alignment))
 FORM_OF_DELETE(_ZdaPvmSt11align_val_t, (void *pointer, size_t size, align_value alignment), (pointer, size, alignment))
 
-/* The next definition of the operator, which decides what is done. DIRECT names the form that the C++ runtime's own definition would call: if
- * that one is here too, and not a program's replacement, the work can be done at once. "" if it is to be passed on. */
+/* The next definition of the operator, which determines the variant. DIRECT names the form that the C++ runtime's own definition would
+ * call: if that one is interposed here too, and not replaced by the program, the call can be skipped. "" to pass the call on. */
 #define RESOLVE(NAME, DIRECT)                                                                             \
 	do {                                                                                              \
 		struct definition found = next_definition(#NAME);                                         \

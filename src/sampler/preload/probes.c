@@ -4,7 +4,7 @@
 volatile unsigned short otel_memory_alloc_semaphore __attribute__((section(".probes"), used)) = 0;
 volatile unsigned short otel_memory_free_semaphore __attribute__((section(".probes"), used)) = 0;
 
-/* Tools that move a file's sections after the link (prelink) shift this mark with them; a reader corrects the notes by its distance. */
+/* Tools that move a file's sections after linking (prelink) move this mark too; a reader corrects the notes by its displacement. */
 __asm__(".pushsection .stapsdt.base,\"aG\",\"progbits\",.stapsdt.base,comdat\n"
 	".weak _.stapsdt.base\n"
 	".hidden _.stapsdt.base\n"

@@ -1,4 +1,4 @@
-/* Draws and reports the sampled allocations. See sample.h. No floating point: a program's rounding mode and exception flags are its own. */
+/* Draws and reports the sampled allocations. See sample.h. No floating point, so that a program's rounding mode and flags do not matter. */
 #include "sample.h"
 
 #include "clock.h"
@@ -8,18 +8,18 @@
 #define LN2_Q64 0xb17217f7d1cf79abu
 /* Bits of the logarithm's fraction. Its error is below 2^-26 of an interval. */
 #define LOG2_FRACTION_BITS 32
-/* Sample points in one allocation that are drawn one by one; what is larger is rounded at random, which is as unbiased and faster. */
+/* Sample points in one allocation that are drawn individually; larger numbers are rounded randomly, which is also unbiased and faster. */
 #define POINTS_DRAWN_MAX 32
 
-/* A check comes after so much of an interval at the latest: at the limit they are 16 a sample, of some 40 ns each. Nor does it come earlier
- * than after CHECK_BYTES_MIN, or an interval of some bytes would be checked at every call. */
+/* A check follows after this part of an interval at the latest: at the limit there are 16 checks per sample, of about 40 ns each. It also
+ * does not come before CHECK_BYTES_MIN, otherwise an interval of some bytes would be checked at every call. */
 #define CHECKS_AN_INTERVAL 16
 #define CHECK_BYTES_MIN SAMPLE_BYTES_DEFAULT
-/* Processors that have a debt of their own; beyond, several share one. 16 KiB, of which a page is there for each 64 in use. */
+/* CPUs with a debt of their own; if there are more, several share one. 16 KiB, of which a page exists for each 64 in use. */
 #define DEBTS 256u
 
-/* Sample points of inner calls in one outer call. musl makes one call, wrappers one or two; after more, the outer call must have been
- * left by a jump. */
+/* Maximum number of sample points of inner calls in one outer call. musl makes one call, wrappers one or two; after more, the outer call
+ * must have been left by a jump. */
 #define INNER_MAX 16
 
 __thread struct thread sampler_thread;
@@ -74,8 +74,8 @@ void sample_set_interval(const char *text)
 	if (!number(text, SAMPLE_BYTES_MIN, SAMPLE_BYTES_MAX, &value) || value == fragprof_sampler_stats.sample_bytes)
 		return;
 	fragprof_sampler_stats.sample_bytes = value;
-	/* Constructors that ran before may have allocated: the countdown under way was drawn for the usual interval, and would hide the
-	 * program's first half megabyte from a finer one. It has no memory, so drawing it again biases nothing. */
+	/* Constructors that ran before may have allocated: the current countdown was drawn for the usual interval, and would hide the
+	 * program's first half megabyte from a shorter one. The draw is memoryless, so drawing again causes no bias. */
 	sampler_thread.left_bytes = 0;
 	sampler_thread.beyond_bytes = 0;
 	sampler_thread.random = 0;
@@ -134,7 +134,7 @@ static uint64_t interval(uint32_t doublings)
 	return fragprof_sampler_stats.sample_bytes << doublings;
 }
 
-/* How many times the interval is to be doubled from now on. */
+/* Number of doublings of the interval from now on. */
 static uint32_t doublings_now(struct thread *thread, bool sampled)
 {
 	uint64_t now_ns, each_ns, limit = fragprof_sampler_stats.samples_per_second;
@@ -180,8 +180,8 @@ static void count_down(struct thread *thread, int64_t left_bytes)
 	thread->left_bytes = left_bytes - thread->beyond_bytes;
 }
 
-/* The sample points in the allocation that made the countdown negative, all by the interval that it was drawn with, and the countdown to
- * the next. */
+/* The sample points in the allocation that made the countdown negative, with the interval of that countdown, and the countdown to the
+ * next. */
 static uint64_t points(struct thread *thread, uint32_t *drawn_with)
 {
 	int64_t left = thread->left_bytes + thread->beyond_bytes;
@@ -214,7 +214,7 @@ static uint64_t points(struct thread *thread, uint32_t *drawn_with)
 	}
 	doublings = doublings_now(thread, found > 0);
 	if (doublings != thread->doublings) {
-		/* What is left of the countdown says nothing of the past, so it may be thrown away. */
+		/* The rest of the countdown is independent of the past, so it may be discarded. */
 		thread->doublings = doublings;
 		left = (int64_t)(draw(thread) - 1);
 	}
@@ -229,7 +229,7 @@ RARE void sample(void *pointer, size_t size_bytes)
 	uint32_t doublings;
 
 	if (thread->outer_sp != 0) {
-		/* The outer call puts the countdown right. */
+		/* The outer call corrects the countdown. */
 		if (sample_is_inner() && ++thread->inner_skipped <= INNER_MAX)
 			return;
 		thread->outer_sp = 0;
@@ -253,8 +253,8 @@ RARE void sample(void *pointer, size_t size_bytes)
 		emit_alloc(pointer, size_bytes, weight, interval_bytes);
 		return;
 	}
-	/* Without a slot its free would go unseen and the block would look live for ever. So allocated bytes stay right, and live bytes are
-	 * underestimated rather than overestimated. */
+	/* Without a slot its free would not be seen and the block would look live forever. This way allocated bytes stay correct, and live
+	 * bytes are underestimated rather than overestimated. */
 	count(&fragprof_sampler_stats.overflows, 1);
 	count(&fragprof_sampler_stats.overflow_weight_bytes, weight);
 	emit_alloc(pointer, size_bytes, weight, interval_bytes);

@@ -1,15 +1,15 @@
 /* Which allocations are sampled.
  *
  * Every byte that a thread allocates is a sample point with probability 1/T, independently (T = the interval, 512 KiB unless
- * FRAGPROF_SAMPLE_BYTES says otherwise). The distance to the thread's next point is drawn once and counted down, so an allocation that
- * holds no point costs a subtraction and a branch. One that holds n points is reported with the weight n * T, whose mean is its size:
- * sums of weights are unbiased, and their variance is at most T times the sum. The draw has no memory, so a thread that ends with a
- * countdown half done, a listener that comes and goes, and a fork bias nothing.
+ * FRAGPROF_SAMPLE_BYTES sets another). The distance to the thread's next point is drawn once and counted down, so an allocation without a
+ * point costs a subtraction and a branch. One with n points is reported with the weight n * T, whose mean is its size: sums of weights are
+ * unbiased, and their variance is at most T times the sum. The draw is memoryless, so a thread that ends in the middle of a countdown, a
+ * listener that attaches and detaches, and a fork cause no bias.
  *
- * Where samples come too often, T is doubled (limit.h). It changes between allocations only, where the countdown is drawn again: at a
- * sample, and at checks on the way, because a thread with a long countdown would not notice for gigabytes that there is time again. T then
- * depends on the past, never on what is about to be drawn, so each weight still has its block's size as its mean, and a sum's variance is
- * estimated by the sum of T * weight. Each sample is reported with the T that it was drawn with. */
+ * If samples are too frequent, T is doubled (limit.h). It changes only between allocations, when the countdown is drawn again: at a sample,
+ * and at checks in between, because a thread with a long countdown would otherwise allocate gigabytes before T is reduced again. T then
+ * depends on the past, never on the next draw, so each weight still has its block's size as its mean, and a sum's variance is estimated by
+ * the sum of T * weight. Each sample is reported with the T that it was drawn with. */
 #ifndef FRAGPROF_SAMPLE_H
 #define FRAGPROF_SAMPLE_H
 
@@ -18,26 +18,26 @@
 #include "set.h"
 
 #define SAMPLE_BYTES_DEFAULT (512u << 10)
-/* 1 samples every allocation with its size as its weight, which makes a sampler that can be checked to the byte; from there to about 16
- * the draw's rounding shows (a relative 1/(12 T^2)). Above the largest, nothing would ever be sampled. */
+/* 1 samples every allocation with its size as its weight, so that the sampler can be checked to the byte; from there to about 16 the
+ * draw's rounding error is noticeable (relative error 1/(12 T^2)). Above the largest, nothing would ever be sampled. */
 #define SAMPLE_BYTES_MIN 1u
 #define SAMPLE_BYTES_MAX (1ull << 40)
 
-/* A thread's state. Zero at its start, reached by one segment-relative access (initial-exec). */
+/* A thread's state. Zero at its start, accessed by one segment-relative instruction (initial-exec). */
 struct thread {
-	/* Bytes that can be allocated before the next sample point or check; negative when one was passed and is not yet dealt with. */
+	/* Bytes that can be allocated before the next sample point or check; negative if one was passed and is not handled yet. */
 	int64_t left_bytes;
 	/* At a check: bytes from there to the sample point. */
 	int64_t beyond_bytes;
-	/* Of the random numbers; 0 before the first. */
+	/* State of the random numbers; 0 before the first. */
 	uint64_t random;
 	/* Countdowns that ran out so far. */
 	uint64_t run_out;
 	/* The stack pointer of a call in progress whose inner calls are not to be counted; 0 if there is none. */
 	uintptr_t outer_sp;
-	/* Sample points of inner calls passed over since. */
+	/* Sample points of inner calls skipped since. */
 	uint32_t inner_skipped;
-	/* The countdown was drawn with the interval doubled so many times. */
+	/* Doublings of the interval with which the countdown was drawn. */
 	uint32_t doublings;
 	struct debt debt;
 };
@@ -49,7 +49,7 @@ struct fragprof_sampler_stats {
 	uint32_t magic;
 	/* sizeof, so that a reader knows which fields there are. */
 	uint32_t size_bytes;
-	/* The interval T where samples do not come too often. */
+	/* The interval T while samples are not too frequent. */
 	uint64_t sample_bytes;
 	/* 1 if calls to malloc bind to this library; 0 if the program or a library before it has its own; 0 before the start. */
 	uint64_t in_front;
@@ -58,12 +58,12 @@ struct fragprof_sampler_stats {
 	uint64_t weight_bytes;
 	/* Probes free emitted. */
 	uint64_t frees;
-	/* Samples for whose block the set had no space: the free was emitted at once. */
+	/* Samples for whose block the set had no space: the free was emitted immediately. */
 	uint64_t overflows;
 	uint64_t overflow_weight_bytes;
-	/* The most blocks that the set takes. */
+	/* Maximum number of blocks in the set. */
 	uint64_t live_max;
-	/* Samples a second, on a processor or in a thread, beyond which T is doubled; 0 = it never is. */
+	/* Samples per second, on a CPU or in a thread, above which T is doubled; 0 = it is never doubled. */
 	uint64_t samples_per_second;
 	/* Samples that were drawn with a doubled T, and the longest T of them; 0 = none. */
 	uint64_t lengthened;
@@ -71,13 +71,13 @@ struct fragprof_sampler_stats {
 };
 extern struct fragprof_sampler_stats fragprof_sampler_stats;
 
-/* Takes an interval from text; leaves the old one if it is none. */
+/* Parses an interval; keeps the old one if the text is not valid. */
 void sample_set_interval(const char *text);
-/* Takes the limit, in samples per second and processor, from text; leaves the old one if it is none. 0 = no limit. */
+/* Parses the limit, in samples per second and CPU; keeps the old one if the text is not valid. 0 = no limit. */
 void sample_set_limit(const char *text);
 /* A seed that differs from process to process. */
 void sample_set_seed(uint64_t seed);
-/* Deals with an allocation that made left_bytes negative. */
+/* Handles an allocation that made left_bytes negative. */
 void sample(void *pointer, size_t size_bytes);
 /* The block is about to be freed: reports it if it was sampled. */
 void sample_free(void *pointer);
@@ -94,12 +94,12 @@ static inline void sample_count(void *pointer, size_t size_bytes)
 		sample(pointer, size_bytes);
 }
 
-/* One entry point of an allocator may call another by its name, which comes back here: musl's calloc calls malloc, its posix_memalign
- * aligned_alloc, wrappers do such things, and so does jemalloc's aligned operator new. A block is to be counted once.
+/* One entry point of an allocator may call another by its name, which is interposed here too: musl's calloc calls malloc, its
+ * posix_memalign calls aligned_alloc, and so do wrappers and jemalloc's aligned operator new. A block must be counted once.
  *
  * For the functions of C the outermost call counts: the inner one's stack may not be known beyond the libc (Alpine's and Debian's musl
- * have no unwind information). They leave a mark of where their frame is. A mark that was left behind by a jump out of a signal handler
- * lies below every later outer call and is overwritten; and after INNER_MAX points that were passed over it is not believed. */
+ * have no unwind information). They store the position of their frame. A position left behind by a jump out of a signal handler is below
+ * every later outer call and is overwritten; and after INNER_MAX skipped points it is ignored. */
 static inline bool sample_is_inner(void)
 {
 	return unlikely(sampler_thread.outer_sp != 0) && stack_pointer() < sampler_thread.outer_sp;
@@ -114,14 +114,14 @@ static inline bool sample_is_inner(void)
 		pointer_ = (call);                                                        \
 		sampler_thread.outer_sp = 0;                                              \
 		sampler_thread.inner_skipped = 0;                                         \
-		/* What inner calls counted down is put back. */                          \
+		/* Restores the countdown before the inner calls. */                          \
 		sampler_thread.left_bytes = left_;                                        \
 		if (likely(pointer_ != NULL))                                             \
 			sample_count(pointer_, (size));                                   \
 		pointer_;                                                                 \
 	})
 
-/* For operator new the innermost call counts: if anything was counted during the call, it was this. Nothing has to be undone when the
+/* For operator new the innermost call counts: anything counted during the call was this block. Nothing has to be undone if the
  * call is left by an exception. */
 #define SAMPLE_INNER(size, call)                                                          \
 	({                                                                                \

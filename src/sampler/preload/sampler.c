@@ -1,10 +1,10 @@
-/* The functions of C that the library stands in front of.
+/* The interposed functions of C.
  *
  * Without a consumer each is a load, a test and a jump to the next definition: errno, alignment, usable size, failure and everything else
- * are the allocator's. With a consumer, an allocation also counts down, and a free also reads one counter of the set's filter; only a sampled
- * block goes further.
+ * are the allocator's. With a consumer, an allocation also counts down, and a free also reads one counter of the set's filter; only sampled
+ * blocks need more.
  *
- * In front of a free the block is still the program's; behind an allocation it is not yet known to any other thread. So the probe alloc
+ * Before a free the block still belongs to the program; after an allocation it is not yet known to any other thread. So the probe alloc
  * comes after the allocator's work, and free before it: otherwise another thread's use of the same address could be reported first. */
 #include "next.h"
 #include "sample.h"
@@ -41,7 +41,7 @@ RARE static void *malloc_at_point(size_t size)
 {
 	void *pointer = next.malloc(size);
 
-	/* Not before: a failed call holds no sample point. */
+	/* Not before the call: a failed one has no sample point. */
 	if (pointer != NULL)
 		sample_count(pointer, size);
 	return pointer;
@@ -72,7 +72,7 @@ EXPORT void free(void *pointer)
 	next.free(pointer);
 }
 
-/* glibc before 2.26 has it, and mimalloc. */
+/* Exists in glibc before 2.26, and in mimalloc. */
 EXPORT void cfree(void *pointer) __attribute__((alias("free")));
 
 /* C23: frees with a hint that is only passed on. */
@@ -104,7 +104,7 @@ EXPORT void *calloc(size_t count, size_t size)
 	return SAMPLE_OUTER(total, next.calloc(count, size));
 }
 
-/* No x86-64 process has so many bytes of addresses: a realloc to this size fails and frees nothing. */
+/* No x86-64 process has an address space of this size: a realloc to it fails and frees nothing. */
 #define NEVER_FITS_BYTES (1ull << 56)
 
 RARE static void *realloc_listened(void *pointer, size_t size)
@@ -121,7 +121,7 @@ RARE static void *realloc_listened(void *pointer, size_t size)
 	return moved;
 }
 
-/* The new block is drawn for like any other, whether the old one was sampled or not: so what lives is unbiased. */
+/* The new block is sampled like any other, whether the old one was sampled or not, so live bytes are unbiased. */
 EXPORT void *realloc(void *pointer, size_t size)
 {
 	if (listening_alloc() || listening_free())
@@ -133,12 +133,12 @@ EXPORT void *reallocarray(void *pointer, size_t count, size_t size)
 {
 	size_t total;
 
-	/* Too large: only to fail, in the libc's own way. */
+	/* Too large: called only to fail in the libc's own way. */
 	if (__builtin_mul_overflow(count, size, &total))
 		return next.reallocarray(pointer, count, size);
 	if (listening_alloc() || listening_free())
 		return realloc_listened(pointer, total);
-	/* glibc's and musl's call realloc, which is this library's. */
+	/* glibc's and musl's call realloc, which is interposed. */
 	return next.realloc(pointer, total);
 }
 
@@ -180,7 +180,7 @@ EXPORT void *pvalloc(size_t size)
 	return SAMPLE_OUTER(size, next.pvalloc(size));
 }
 
-/* The first call of each, if it comes before the constructor. */
+/* The first call of each function, if it comes before the constructor. */
 static void *first_malloc(size_t size)
 {
 	next_resolve();

@@ -1,9 +1,9 @@
-/* The set of sampled blocks that live. See set.h. All of it is zero at start: pages that are not used are never there. */
+/* The set of live sampled blocks. See set.h. All of it is zero at start: pages that are not used are never allocated. */
 #include "set.h"
 
 uint16_t set_pages[PAGE_CELLS] OWN_LINES;
 uint16_t set_filter[FILTER_CELLS] OWN_LINES;
-/* 1 MiB: only these are searched. They are complements of addresses, so that no search for leaks takes this table for a place from which
+/* 1 MiB: searches read only these. They are complements of addresses, so that no search for leaks takes this table for a place from which
  * the program still points to the blocks. */
 static uintptr_t addresses[SET_BUCKETS][SET_WAYS] OWN_LINES;
 /* 2 MiB: touched only for an address that was found. */
@@ -47,7 +47,7 @@ static bool claim(uint32_t bucket, void *pointer, struct sampled sampled)
 		if (!__atomic_compare_exchange_n(&addresses[bucket][way], &expected, complement(pointer), false, __ATOMIC_ACQ_REL,
 						 __ATOMIC_RELAXED))
 			continue;
-		/* The address is not looked up before the program has it. */
+		/* The address is not looked up before the program knows it. */
 		records[bucket][way] = sampled;
 		return true;
 	}
@@ -68,7 +68,7 @@ bool set_insert(void *pointer, struct sampled sampled)
 	uint32_t bucket[2];
 	struct sampled stale;
 
-	/* A block that was freed without a consumer is still here; its address has a new block now. */
+	/* A block that was freed without a consumer is still in the set; its address now has a new block. */
 	if (set_may_hold(pointer))
 		set_remove(pointer, &stale);
 	if (__atomic_add_fetch(&live, 1, __ATOMIC_RELAXED) > SET_LIVE_MAX)
@@ -76,7 +76,7 @@ bool set_insert(void *pointer, struct sampled sampled)
 	/* Before the address is in the table: a filter that says no must be right. */
 	count(pointer);
 	buckets_of(pointer, bucket);
-	/* The emptier of the two: this is what keeps buckets from filling up. */
+	/* The emptier of the two, which keeps buckets from filling up. */
 	uint32_t first = used_ways(bucket[0]) <= used_ways(bucket[1]) ? 0 : 1;
 	if (claim(bucket[first], pointer, sampled) || claim(bucket[1 - first], pointer, sampled))
 		return true;
@@ -100,7 +100,7 @@ bool set_remove(void *pointer, struct sampled *sampled)
 
 			if (__atomic_load_n(&addresses[bucket[i]][way], __ATOMIC_ACQUIRE) != expected)
 				continue;
-			/* Before the swap: after it the place may be another's. */
+			/* Before the swap: after it, another block may use the entry. */
 			found = records[bucket[i]][way];
 			if (!__atomic_compare_exchange_n(&addresses[bucket[i]][way], &expected, 0, false, __ATOMIC_ACQ_REL,
 							 __ATOMIC_RELAXED))

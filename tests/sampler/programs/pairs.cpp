@@ -1,5 +1,5 @@
 // Nanoseconds of an allocation and its free, 64 to 127 bytes, in a tight loop. Arguments: malloc, new or several (64 live blocks, sizes to
-// 4 KiB, freed in another order than made); pairs.
+// 4 KiB, freed in a different order than allocated); pairs.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +13,7 @@ static double now()
 	return double(t.tv_sec) * 1e9 + double(t.tv_nsec);
 }
 
-/* The median of many short runs: what interrupts some of them does not show. */
+/* The median of many short runs, which is not affected by interruptions of some of them. */
 static constexpr long CHUNK = 50000;
 
 static void *blocks[64];

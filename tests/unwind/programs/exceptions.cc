@@ -1,4 +1,4 @@
-// Throws and catches through frames with destructors, for ever.
+// Throws and catches through frames with destructors in an endless loop.
 #include <map>
 #include <stdexcept>
 #include <string>
