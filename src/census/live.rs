@@ -1,7 +1,7 @@
 //! The memory of a running process: process_vm_readv and the page map, without stopping or injecting anything.
 //!
 //! Only pages that are present in the page map are read. Reading any other page would cause a page fault: it would bring in a swapped page,
-//! fill page tables for untouched memory, and block for ever if the process handles its own faults (userfaultfd).
+//! fill page tables for untouched memory, and block forever if the process handles its own faults (userfaultfd).
 
 use std::fs::File;
 use std::io::{self, Read};

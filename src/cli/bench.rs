@@ -404,13 +404,13 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It loops for ever; if it has ended already, there is nothing to do.
+        // It loops forever; if it has already ended, there is nothing to do.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 }
 
-/// Allocates and frees for ever, or until whoever started it is gone.
+/// Allocates and frees until it is killed or its parent has ended.
 fn be_the_target(threads: usize, fd: i32) -> ! {
     let Ok(counters) = Counters::map(fd) else { std::process::exit(1) };
     let counters: &'static Counters = Box::leak(Box::new(counters));
@@ -420,7 +420,7 @@ fn be_the_target(threads: usize, fd: i32) -> ! {
         let mut id = 0;
         let counter = std::ptr::from_ref(counters.of_thread(thread)).cast_mut().cast();
         // A thread of the C library's own, so that the stack is as short as that of a loop in C: the loop, start_thread, clone.
-        // SAFETY: the function takes the counter, which lives for ever, and never returns.
+        // SAFETY: the function takes the counter, which is never freed, and never returns.
         if unsafe { libc::pthread_create(&raw mut id, std::ptr::null(), pairs_for_ever, counter) } != 0 {
             std::process::exit(1);
         }
@@ -431,7 +431,7 @@ fn be_the_target(threads: usize, fd: i32) -> ! {
 }
 
 extern "C" fn pairs_for_ever(counter: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: whoever starts this hands it an AtomicU64 that lives for ever.
+    // SAFETY: the caller passes an AtomicU64 that is never freed.
     let counter = unsafe { &*counter.cast::<AtomicU64>() };
     let mut random = 1u32;
     loop {

@@ -1,6 +1,6 @@
 //! `fragprof bench --governed`: what a budget, and the census alone, cost a target, compared with a copy of it that is not watched.
 //!
-//! Two copies do the same work at the same time ([`super::beside`]); one of them is watched. The work is that of a program that ends by
+//! Two copies do the same work at the same time ([`super::cpu_swap`]); one of them is watched. The work is that of a program that ends by
 //! itself, or of two processes that are already running while a load runs. The result is the watched one's additional CPU time as a share
 //! of its running time, as a budget is defined. Each round watches one of them, then the other.
 

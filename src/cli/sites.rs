@@ -28,7 +28,7 @@ pub struct SitesArgs {
 /// If the library cannot be read or run, or the output cannot be written.
 pub fn run(args: &SitesArgs) -> anyhow::Result<()> {
     let beside = || args.library.parent().map(|folder| folder.join("ld-linux-x86-64.so.2"));
-    let loader = args.loader.clone().or_else(beside).context("cannot tell the library's directory: give its loader with --loader")?;
+    let loader = args.loader.clone().or_else(beside).context("the library's directory is not known: specify its loader with --loader")?;
     let line = selective::try_anew(&args.library, &loader)?;
     output::to_stdout(|out| writeln!(out, "{line}"))
 }

@@ -1,8 +1,8 @@
-//! What stands in a block: a type by its virtual table, text, zeros, pointers, numbers. Only memory that is present is read.
+//! The contents of a block: a type by its virtual table, text, zeros, pointers, numbers. Only memory that is present is read.
 //!
 //! A C++ object with virtual functions begins with the address of its virtual table; the word before the table's first function leads to the
-//! class's `type_info`, whose second word leads to its mangled name (Itanium C++ ABI, 2.5 and 2.9). Tables lie in what a file was mapped
-//! to and nobody can write, which tells them from stale links of free chunks. Symbols are not needed: names are there in stripped programs.
+//! class's `type_info`, whose second word leads to its mangled name (Itanium C++ ABI, 2.5 and 2.9). Tables are in read-only mappings of
+//! files, which distinguishes them from stale links of free chunks. Symbols are not needed: the names also exist in stripped programs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::process::Maps;
 use crate::symbol::demangle;
 use crate::units::Addr;
 
-/// Bytes of a block that are looked at.
+/// Bytes of a block that are examined.
 pub const LOOKED_AT_BYTES: u64 = 64;
 /// Longest mangled name of a class that is read.
 const NAME_BYTES_MAX: usize = 1024;
@@ -121,7 +121,7 @@ impl<'a> Contents<'a> {
         })
     }
 
-    /// Whether an address lies in what a file was mapped to and nobody can write.
+    /// Whether an address is in a read-only mapping of a file.
     fn is_static(&self, addr: u64) -> bool {
         let mapping = self.maps.find(Addr(addr));
         mapping.is_some_and(|mapping| mapping.path().is_some() && !mapping.permissions.write && !mapping.permissions.shared)

@@ -19,7 +19,7 @@ const STRETCH_BYTES_MAX: u64 = 256 << 10;
 pub struct Describer<'a> {
     /// What was found.
     pub holdings: &'a Holdings,
-    /// What stands in blocks.
+    /// The contents of blocks.
     pub contents: Contents<'a>,
     names: Names<'a>,
 }

@@ -109,7 +109,7 @@ fn identity(file: &File) -> Option<FileId> {
 
 /// Whether the files that an ELF file names for its debug information can be opened without harm.
 ///
-/// The watched process controls the names and may have put a pipe there: opening it would block for ever. By definition a debug link is a bare
+/// The watched process controls the names and may have put a pipe there: opening it would block forever. By definition a debug link is a bare
 /// file name (GDB manual, "Separate Debug Files"), looked up next to the file and in `.debug` there; alternate links (dwz) are in debug files,
 /// not in mapped ones.
 fn links_are_safe(elf: &ElfHeaders<File>, path: &Path) -> bool {

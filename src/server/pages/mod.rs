@@ -59,7 +59,7 @@ const ASSETS: [Asset; 21] = [
     asset!("/pages/words.js", "words.js", "text/javascript; charset=utf-8"),
 ];
 
-/// The pages' paths. The page names its files by paths with a tag, which browsers cache for ever: only the page itself is requested again.
+/// The pages' paths. The page names its files by paths with a tag, which browsers cache forever: only the page itself is requested again.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     ASSETS.iter().fold(Router::new(), |router, asset| {
         let router = router.route(asset.path, get(move |headers: HeaderMap| answer(asset, headers)));
