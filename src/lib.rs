@@ -18,7 +18,7 @@
 //! allocator
 //! process
 //! ledger  unwind
-//! machine  governor  profile  client
+//! machine  governor  profile  client  trace
 //! heap
 //! units  bpf  frame  kept  random  sanitize  replace  error
 //! ```
@@ -50,6 +50,7 @@
 //! | [`metrics`] | Prometheus exposition of the model | no |
 //! | [`store`] | history on disk: samples, profiles, flight records | no |
 //! | [`server`] | HTTP: metrics, health, API | no |
+//! | [`trace`] | every event of a process in a stream that can be replayed | no |
 //! | [`client`] | HTTP and HTTPS requests to an agent, or to a server of profiles | no |
 //! | [`frame`], [`kept`], [`units`], [`random`], [`sanitize`], [`error`] | a frame of a stack, the rule for stacks that keep what they allocate, numbers with units, random numbers, escaping of texts, exit statuses | no |
 //!
@@ -87,6 +88,7 @@ pub mod server;
 pub mod session;
 pub mod store;
 pub mod symbol;
+pub mod trace;
 pub mod tui;
 pub mod units;
 pub mod unwind;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use crate::process::{Process, ProcessError};
 use crate::profile::{Profile, ValueKind, pprof};
 use crate::sanitize::terminal;
 use crate::session::tier::windows::{Governed, Options as GovernedOptions};
+use crate::session::trace::{SharedTrace, Trace};
 use crate::session::{self, Choice, Options, Recorder};
 use crate::units::{HumanBytes, Pid, counted};
 
@@ -67,6 +69,12 @@ pub struct RecordArgs {
     /// CPU time per GiB
     #[arg(long)]
     pub owners: bool,
+    /// Also write every event of the first recorded process into this file (docs/trace-format.md), in about two bytes per event
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Size in MiB at which the trace ends
+    #[arg(long, value_name = "MIB", default_value_t = 4096, requires = "trace", hide_short_help = true)]
+    pub trace_max: u64,
     /// Record the stacks of frees too
     #[arg(long)]
     pub free_stacks: bool,
@@ -131,6 +139,10 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     for note in stopped(args) {
         say!("fragprof: {note}");
     }
+    if args.trace.is_some() && !matches!(args.mode, None | Some(Mode::Exact)) {
+        let text = "--trace needs every call: it cannot be used with --mode sampled or governed";
+        return Err(Failed::new(ExitStatus::Usage, text.to_owned()).into());
+    }
     if args.mode != Some(Mode::Governed) {
         return record(args, &stop);
     }
@@ -158,9 +170,18 @@ fn has_emitter(pid: Pid) -> bool {
     found.is_some_and(|found| found.emitters.iter().any(Emitter::hears))
 }
 
+/// Creates the trace's file before anything is attached.
+fn create_trace(path: &Path, mib_max: u64) -> anyhow::Result<SharedTrace> {
+    let file = std::fs::File::create(path)
+        .map_err(|error| Failed::new(ExitStatus::Usage, format!("cannot write the trace {}: {error}", path.display())))?;
+    Ok(Arc::new(Trace::new(file, mib_max.saturating_mul(1 << 20))))
+}
+
 /// Records an emitter's samples, or every call.
 fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
+    let trace = args.trace.as_deref().map(|path| create_trace(path, args.trace_max)).transpose()?;
     let options = Options {
+        trace,
         follow_children: args.children || !args.command.is_empty(),
         free_stacks: args.free_stacks,
         probe_throwing: args.probe_throwing,
@@ -168,6 +189,7 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         censuses: true,
         owners: args.owners,
         source: match args.mode {
+            None if args.trace.is_some() => Choice::Functions,
             None => Choice::Best,
             Some(Mode::Exact) => Choice::Functions,
             Some(Mode::Sampled | Mode::Governed) => Choice::Emitter,

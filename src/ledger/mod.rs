@@ -214,6 +214,12 @@ impl Ledger {
         (hash.0 != 0).then(|| self.stacks.id(hash))
     }
 
+    /// The id of a stack that an event named; `None` for others.
+    #[must_use]
+    pub fn known_stack(&self, hash: StackHash) -> Option<StackId> {
+        self.stacks.known(hash)
+    }
+
     /// Removes the blocks of ranges that were unmapped.
     pub fn settle(&mut self) {
         if self.unmapped.is_empty() {

@@ -191,6 +191,11 @@ impl Stacks {
         id
     }
 
+    /// The id of a hash that was seen before.
+    pub(super) fn known(&self, hash: StackHash) -> Option<StackId> {
+        self.ids.get(&hash.0).map(|&id| StackId(id))
+    }
+
     fn lookup(&mut self, hash: StackHash) -> StackId {
         if hash.0 == 0 {
             return NO_STACK;

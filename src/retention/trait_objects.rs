@@ -125,7 +125,7 @@ impl TraitObjects {
 
 impl Vtables {
     fn find(memory: &dyn Memory, process: &Process, maps: &Maps) -> Self {
-        let mut found = Self { span: u64::MAX..0, ..Self::default() };
+        let mut found = Self::default();
         let mut numbers: HashMap<Box<str>, u32> = HashMap::new();
         let mut left_bytes = SEARCHED_BYTES_MAX;
         for code in maps.mappings.iter().filter(|mapping| mapping.permissions.execute && mapping.path().is_some()) {
@@ -166,7 +166,8 @@ impl Vtables {
             });
             let vtable = addr + at as u64;
             self.of.insert(vtable, (size, number));
-            self.span = self.span.start.min(vtable)..self.span.end.max(vtable + 1);
+            let start = if self.span.is_empty() { vtable } else { self.span.start.min(vtable) };
+            self.span = start..self.span.end.max(vtable + 1);
         }
     }
 }
@@ -324,7 +325,7 @@ mod tests {
         vtable(0x60, [0, 24, 8, CODE + 0x20]);
         // Not a power of two.
         vtable(0xa0, [CODE, 24, 7, CODE + 0x20]);
-        let mut vtables = Vtables { span: u64::MAX..0, ..Vtables::default() };
+        let mut vtables = Vtables::default();
         vtables.search(CONSTANTS, &constants, &functions(), &mut HashMap::new());
         assert_eq!(vtables.of.len(), 2);
 

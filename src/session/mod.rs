@@ -23,6 +23,7 @@ mod sink;
 mod target;
 mod throwing;
 pub mod tier;
+pub mod trace;
 mod walks;
 
 pub use attach::launch::LaunchError;
@@ -82,7 +83,7 @@ pub enum Choice {
 }
 
 /// What to record, and how.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Options {
     /// Watch the children of the watched processes too.
     pub follow_children: bool,
@@ -106,4 +107,6 @@ pub struct Options {
     pub censuses: bool,
     /// At the end, determine what holds the memory that no recorded stack owns: this reads the whole heap.
     pub owners: bool,
+    /// Write every event of the first process into this trace.
+    pub trace: Option<trace::SharedTrace>,
 }

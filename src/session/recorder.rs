@@ -30,6 +30,7 @@ use super::sink::{Inherited, LedgerSink, Notice, SharedShard, lock};
 use super::target::Target;
 use super::throwing::ReturnProbePolicy;
 use super::tier::exact::Watched;
+use super::trace;
 use super::walks::walker::{Purpose, Walker};
 use super::{Choice, Error, Options, monotonic_ns};
 use crate::bpf;
@@ -40,6 +41,7 @@ use crate::probe::features::Features;
 use crate::probe::plan::Planner;
 use crate::process::Process;
 use crate::profile::{Counter, Profile};
+use crate::trace::{Header, Names};
 use crate::units::Pid;
 
 /// Limit of notices waiting for the driver. If a burst of children exceeds it, the excess is counted, and every process is examined again.
@@ -110,7 +112,7 @@ impl Recorder {
         let notices_lost = Arc::<AtomicU64>::default();
         let shard = SharedShard::default();
         lock(&shard).follow_children = options.follow_children;
-        let sink = LedgerSink::new(Arc::clone(&shard), sender.clone(), Arc::clone(&notices_lost));
+        let sink = LedgerSink::new(Arc::clone(&shard), sender.clone(), Arc::clone(&notices_lost), options.trace.clone());
         let ring = session.capture.open_ring(options.ring_bytes.unwrap_or(capture::RING_BYTES), Box::new(sink))?;
         let walker = if options.censuses { Some(Walker::start().map_err(capture::Error::Thread)?) } else { None };
         let reaper = Reaper::start(DETACHING_THREADS).map_err(capture::Error::Thread)?;
@@ -333,7 +335,24 @@ impl Recorder {
             inherited_refused: self.inherited_refused(),
             notes: std::mem::take(&mut self.notes),
         };
-        Ok(self.session.name(|symbolizer| report::profile(facts, &all, symbolizer, blocks)))
+        let (trace, mut blocks, mut names) = (self.options.trace.take(), blocks, Names::default());
+        let mut traced = None;
+        let mut each = |profile: &Profile, target: &Target, watched: &Watched, stacks: report::Stacks| {
+            if let Some(trace) = trace.as_ref().filter(|trace| trace.is_of(target.slot)) {
+                names = trace.names(profile, watched, &stacks);
+                traced = Some(target.process.pid().0);
+            }
+            if let Some(blocks) = &mut blocks {
+                blocks.push(BlockIndex::of(target.process.pid().0, watched, &stacks));
+            }
+        };
+        let mut profile = self.session.name(|symbolizer| report::profile(facts, &all, symbolizer, &mut each));
+        if let Some(trace) = trace {
+            let process = profile.meta.processes.iter().find(|process| Some(process.pid) == traced);
+            let done = trace.finish(process, &names);
+            profile.meta.notes.push(trace::words(traced, done));
+        }
+        Ok(profile)
     }
 
     /// Frees a target's slot after its probes are detached.
@@ -387,6 +406,11 @@ impl Recorder {
 
     pub(in crate::session) fn switch_on(&mut self, slot: u16) {
         if let Some(target) = self.targets.get(&slot) {
+            if let Some(trace) = &self.options.trace {
+                let allocators = target.allocators.clone();
+                let header = Header { allocators, is_from_start: self.followed.is_some(), ..Header::default() };
+                trace.begin(&target.process, target.slot, monotonic_ns(), header);
+            }
             self.session.capture.switch(target.slot, true);
         }
     }
@@ -439,6 +463,9 @@ impl Recorder {
             let Some((alloc, free, other)) = target.new_losses(&self.session.capture) else { continue };
             if let Some(watched) = lock(&self.shard).watched.get_mut(slot) {
                 watched.loss(alloc, free, other, monotonic_ns());
+            }
+            if let Some(trace) = &self.options.trace {
+                trace.lost(target.slot, alloc + free + other);
             }
         }
     }

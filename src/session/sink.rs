@@ -9,7 +9,8 @@ use crate::capture::wire::{Body, Record, VmChange};
 use crate::capture::{BATCH_RECORDS, Sink, Slot};
 use crate::ledger::{Event, Ledger, SampledLedger};
 use crate::session::tier::exact::Watched;
-use crate::units::{Addr, Pid};
+use crate::session::trace::SharedTrace;
+use crate::units::{Addr, Pid, StackHash};
 
 /// Events collected before the shard's lock is taken: enough that the ledger can prefetch its table's slots.
 const BATCH_EVENTS: usize = 256;
@@ -116,15 +117,16 @@ pub struct LedgerSink {
     records: usize,
     now_ns: u64,
     inherited_blocks_max: u64,
+    trace: Option<SharedTrace>,
 }
 
 impl LedgerSink {
     /// A sink for a shard. Notices that find the channel full are counted in `notices_lost`: the driver then examines everything.
-    pub fn new(shard: SharedShard, notices: SyncSender<Notice>, notices_lost: Arc<AtomicU64>) -> Self {
+    pub fn new(shard: SharedShard, notices: SyncSender<Notice>, notices_lost: Arc<AtomicU64>, trace: Option<SharedTrace>) -> Self {
         let batch = Vec::with_capacity(BATCH_EVENTS);
         let now_ns = crate::session::monotonic_ns();
         let inherited_blocks_max = INHERITED_BLOCKS_MAX;
-        Self { shard, notices, notices_lost, batch, batch_slot: (u16::MAX, 0), records: 0, now_ns, inherited_blocks_max }
+        Self { shard, notices, notices_lost, batch, batch_slot: (u16::MAX, 0), records: 0, now_ns, inherited_blocks_max, trace }
     }
 
     fn flush(&mut self) {
@@ -136,6 +138,9 @@ impl LedgerSink {
             && watched.slot.generation as u16 == generation
         {
             watched.apply_batch(&self.batch);
+        }
+        if let Some(trace) = &self.trace {
+            trace.events(self.batch_slot, &self.batch);
         }
         self.batch.clear();
     }
@@ -197,6 +202,14 @@ impl LedgerSink {
         };
         process.apply(record, time_ns);
         drop(shard);
+        if let Some(trace) = &self.trace {
+            let of = (slot.index, slot.generation as u16);
+            match record.body {
+                Body::Vm { change, stack: StackHash(0), .. } => trace.mapped(of, (record.head.tid, time_ns), change),
+                Body::Exec { .. } => trace.exec(of, (record.head.tid, time_ns)),
+                _ => {}
+            }
+        }
         if let Some(notice) = notice {
             self.notify(notice);
         }
@@ -244,7 +257,6 @@ mod tests {
     use crate::capture::{Counters, Read};
     use crate::ledger::StackLimits;
     use crate::session::report::losses;
-    use crate::units::StackHash;
 
     const SLOT: Slot = Slot { index: 7, generation: 1 };
 
@@ -271,7 +283,7 @@ mod tests {
         let shard = SharedShard::default();
         lock(&shard).follow_children = true;
         lock(&shard).watched.insert(SLOT.index, watched);
-        let sink = LedgerSink::new(Arc::clone(&shard), sync_channel(16).0, Arc::default());
+        let sink = LedgerSink::new(Arc::clone(&shard), sync_channel(16).0, Arc::default(), None);
         (shard, LedgerSink { inherited_blocks_max: blocks_max, ..sink })
     }
 

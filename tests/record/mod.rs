@@ -10,6 +10,7 @@ mod stacks;
 mod stopping;
 mod test_programs;
 mod throwing;
+mod trace;
 
 use std::process::Command;
 

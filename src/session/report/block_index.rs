@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use crate::ledger::{Ledger, SampledLedger};
 use crate::profile::{FrameId, Profile};
+use crate::session::report::Stacks;
+use crate::session::tier::exact::Watched;
 use crate::units::StackId;
 
 /// Maximum number of blocks that are kept, 24 bytes each; further ones are counted.
@@ -42,8 +44,15 @@ pub struct BlockIndex {
 }
 
 impl BlockIndex {
-    /// The blocks in a ledger. `frames` are those of each stack.
-    pub(in crate::session) fn of(pid: u32, ledger: &Ledger, frames: &HashMap<StackId, Arc<[FrameId]>>) -> Self {
+    /// The live blocks of a process: all that were recorded, or those of its emitter's sample. `frames` are those of each stack.
+    pub(in crate::session) fn of(pid: u32, watched: &Watched, frames: &Stacks) -> Self {
+        match &watched.sampled {
+            Some(sample) => Self::of_sample(pid, sample, frames),
+            None => Self::of_ledger(pid, &watched.ledger, frames),
+        }
+    }
+
+    fn of_ledger(pid: u32, ledger: &Ledger, frames: &Stacks) -> Self {
         let mut index = Self { pid, ..Self::default() };
         let mut indices: HashMap<StackId, u32> = HashMap::new();
         for block in ledger.outstanding().iter() {
@@ -53,8 +62,7 @@ impl BlockIndex {
         index
     }
 
-    /// The live blocks of a sample: of most blocks nothing is known. `frames` are those of each stack.
-    pub(in crate::session) fn of_sample(pid: u32, ledger: &SampledLedger, frames: &HashMap<StackId, Arc<[FrameId]>>) -> Self {
+    fn of_sample(pid: u32, ledger: &SampledLedger, frames: &Stacks) -> Self {
         let mut index = Self { pid, ..Self::default() };
         let mut indices: HashMap<StackId, u32> = HashMap::new();
         for block in ledger.live_blocks() {
@@ -64,13 +72,7 @@ impl BlockIndex {
         index
     }
 
-    fn push(
-        &mut self,
-        indices: &mut HashMap<StackId, u32>,
-        (start, bytes): (u64, u64),
-        stack: StackId,
-        frames: &HashMap<StackId, Arc<[FrameId]>>,
-    ) {
+    fn push(&mut self, indices: &mut HashMap<StackId, u32>, (start, bytes): (u64, u64), stack: StackId, frames: &Stacks) {
         let Some(frames) = frames.get(&stack) else { return };
         if self.blocks.len() >= BLOCKS_MAX {
             self.left_out += 1;
@@ -157,7 +159,7 @@ mod tests {
                 .iter()
                 .map(|block| (block.stack, Arc::from([profile.intern(&Frame::named(format!("{:?}", block.stack)))])))
                 .collect();
-            let places = BlockIndex::of(7, &ledger, &frames);
+            let places = BlockIndex::of_ledger(7, &ledger, &frames);
             let range = from..from + length;
             let mut expected: HashMap<u64, (u64, u64)> = HashMap::new();
             for (block, stack) in &model {

@@ -23,7 +23,6 @@ use crate::fragmentation::growth::GrowthSpace;
 use crate::ledger::{Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
 use crate::process::container::Container;
 use crate::profile::{BEFORE_ATTACH, Frame, FrameId, KindSet, Metadata, Mode, PowerCounts, Profile, ValueKind, Values, meta};
-use crate::session::report::block_index::BlockIndex;
 use crate::session::report::heap::{Before, HeapPicture};
 use crate::session::target::Target;
 use crate::session::tier::exact::Watched;
@@ -60,13 +59,13 @@ const KINDS: [ValueKind; 9] = [
     ValueKind::DoubtfulSpace,
 ];
 
-/// Builds the profile of all targets. `blocks` also receives the addresses of the blocks, one index per process.
-pub(in crate::session) fn profile(
-    facts: Facts,
-    targets: &[Target],
-    symbolizer: &mut Symbolizer,
-    mut blocks: Option<&mut Vec<BlockIndex>>,
-) -> Profile {
+/// Frames of stacks in a profile.
+pub(in crate::session) type Stacks = HashMap<StackId, Arc<[FrameId]>>;
+/// Receives each process with its stacks as soon as it is in the profile.
+pub(in crate::session) type Each<'a> = &'a mut dyn FnMut(&Profile, &Target, &Watched, Stacks);
+
+/// Builds the profile of all targets.
+pub(in crate::session) fn profile(facts: Facts, targets: &[Target], symbolizer: &mut Symbolizer, each: Each<'_>) -> Profile {
     let facts_unwatched = facts.unwatched_children;
     let mut profile = Profile::new(metadata(&facts));
     let is_sampled = |target: &&Target| target.watched.as_ref().is_some_and(|watched| watched.sampled.is_some());
@@ -85,14 +84,10 @@ pub(in crate::session) fn profile(
         let Some(watched) = &target.watched else { continue };
         if let Some(ledger) = &watched.sampled {
             let stacks = add_sampled_process(&mut profile, namer.symbolizer, target, watched, ledger);
-            if let Some(blocks) = &mut blocks {
-                blocks.push(BlockIndex::of_sample(target.process.pid().0, ledger, &stacks));
-            }
+            each(&profile, target, watched, stacks);
         } else {
             let stacks = add_process(&mut profile, &mut namer, target, watched);
-            if let Some(blocks) = &mut blocks {
-                blocks.push(BlockIndex::of(target.process.pid().0, &watched.ledger, &stacks));
-            }
+            each(&profile, target, watched, stacks);
         }
     }
     let stats: Vec<LedgerStats> =
@@ -143,7 +138,7 @@ fn metadata(facts: &Facts) -> Metadata {
 }
 
 /// Adds a process; returns the frames of its stacks.
-fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, watched: &Watched) -> HashMap<StackId, Arc<[FrameId]>> {
+fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, watched: &Watched) -> Stacks {
     let pid = target.process.pid().0;
     let heap = target.heap.as_ref();
     let totals = watched.ledger.totals();

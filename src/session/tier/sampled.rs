@@ -12,6 +12,7 @@ use crate::session::report::{self, sampled_heap};
 use crate::session::sink::lock;
 use crate::session::target::Source;
 use crate::session::target::Target;
+use crate::session::tier::exact::Watched;
 use crate::session::walks::walker::Purpose;
 use crate::session::{Error, Recorder};
 use crate::units::Pid;
@@ -133,11 +134,14 @@ impl Recorder {
             notes: age_note(target.sampled_heap.is_some(), target.joined.elapsed()),
         };
         target.watched = Some(watched);
-        let mut blocks = Vec::new();
+        let mut blocks = BlockIndex::default();
+        let mut each = |_: &Profile, target: &Target, watched: &Watched, stacks: report::Stacks| {
+            blocks = BlockIndex::of(target.process.pid().0, watched, &stacks);
+        };
         let targets = std::slice::from_ref(&*target);
-        let profile = self.session.name(|symbolizer| report::profile(facts, targets, symbolizer, Some(&mut blocks)));
+        let profile = self.session.name(|symbolizer| report::profile(facts, targets, symbolizer, &mut each));
         target.watched = None;
-        Some((profile, blocks.pop().unwrap_or_default()))
+        Some((profile, blocks))
     }
 }
 

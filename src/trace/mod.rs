@@ -1,0 +1,154 @@
+//! Traces: every event of one process in order, in a stream that can be replayed. Pure, apart from the stream itself.
+//!
+//! ```text
+//! file  = magic, version, chunks
+//! chunk = kind u8, payload bytes u32, contents bytes u32, CRC-32 of the payload u32, payload (zstd)
+//! ```
+//!
+//! All numbers are little-endian. The kinds are in [`Kind`]: a header, events, an account of the heap, names of stacks, and the end. A chunk of
+//! an unknown kind is skipped. Each event is complete within its chunk, and a trace that was cut is readable up to its last whole chunk.
+//! `docs/trace-format.md` describes the events byte by byte.
+//!
+//! Events take 2 to 4 bytes before compression: the thread and the time are stored when they differ from the last event's, requests (stack,
+//! size, alignment) are numbered when they first occur, and a free names its block by the number of allocations since.
+
+pub mod codec;
+pub mod event;
+pub mod read;
+pub mod write;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::heap::ladder::Ladder;
+
+pub use event::{Event, Request};
+pub use read::Reader;
+pub use write::Writer;
+
+/// The first bytes of a trace.
+pub const MAGIC: [u8; 7] = *b"FPTRACE";
+/// The version of the format, the byte after the magic. Readers refuse others.
+pub const VERSION: u8 = 1;
+/// Resolution of times, in nanoseconds.
+pub const TICK_NS: u64 = 10_000;
+/// Contents of a chunk of events, before compression. A little more is possible: an event is not divided.
+pub const CHUNK_BYTES: usize = 256 << 10;
+/// Largest contents of any chunk that a reader accepts.
+pub const CONTENTS_BYTES_MAX: usize = 64 << 20;
+
+/// What a chunk contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// [`Header`] in JSON, the first chunk.
+    Header = 1,
+    /// Events.
+    Events = 2,
+    /// [`Account`] in JSON: the heap at a moment.
+    Account = 3,
+    /// [`Names`] in JSON.
+    Names = 4,
+    /// [`End`] in JSON, the last chunk.
+    End = 5,
+}
+
+impl Kind {
+    /// The kind with a number.
+    #[must_use]
+    pub fn of(number: u8) -> Option<Self> {
+        [Self::Header, Self::Events, Self::Account, Self::Names, Self::End].into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// What was recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Header {
+    /// The program that wrote the trace, with its version.
+    pub tool: String,
+    /// The recorded process.
+    pub pid: u32,
+    /// Its name.
+    pub comm: String,
+    /// The machine's instruction set, as in `uname -m`.
+    pub machine: String,
+    /// CPUs that the process could use: allocators create arenas by their number.
+    pub cpus: u32,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Allocators that were recorded, as `name in file`.
+    pub allocators: Vec<String>,
+    /// Variables of the process's environment that configure allocators; no others are stored.
+    pub environment: Vec<(String, String)>,
+    /// Start, CLOCK_REALTIME nanoseconds; 0 = not known.
+    pub start_unix_ns: u64,
+    /// Start on the clock of the events, nanoseconds.
+    pub start_ns: u64,
+    /// Whether the recording began before the process's first allocation.
+    pub is_from_start: bool,
+}
+
+/// The heap at a moment, from a census.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Account {
+    /// When, on the clock of the events, nanoseconds.
+    pub time_ns: u64,
+    /// Its ladder.
+    #[serde(flatten)]
+    pub heap: Ladder<Option<u64>>,
+}
+
+/// Frames of the stacks, by their numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Names {
+    /// Names of functions.
+    pub functions: Vec<String>,
+    /// By stack number: its functions as indices, the innermost first. Stacks beyond the list have no names.
+    pub stacks: Vec<Vec<u32>>,
+}
+
+/// What the trace contains altogether.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct End {
+    /// Duration, in nanoseconds.
+    pub duration_ns: u64,
+    /// Events.
+    pub events: u64,
+    /// Allocations of the last image, with those of reallocs.
+    pub allocations: u64,
+    /// Its frees, with those of reallocs.
+    pub frees: u64,
+    /// Records that were lost: the replay has blocks that were freed, or lacks blocks.
+    pub lost: u64,
+    /// Why the trace ends before the recording; empty if it does not.
+    pub cut_short: String,
+}
+
+/// Why a trace cannot be read.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The file cannot be read.
+    #[error("cannot read it: {0}")]
+    Io(#[from] std::io::Error),
+    /// Its first bytes are wrong.
+    #[error("it is not a trace: it does not begin with FPTRACE")]
+    NotATrace,
+    /// It was written by another version.
+    #[error("it has version {found} of the format, and this fragprof reads version {VERSION}")]
+    Version {
+        /// The file's version.
+        found: u8,
+    },
+    /// A chunk is invalid.
+    #[error("the chunk at byte {at} is damaged: {reason}")]
+    Damaged {
+        /// Offset of the chunk in the file.
+        at: u64,
+        /// What is wrong.
+        reason: &'static str,
+    },
+}
