@@ -31,6 +31,7 @@ struct structs {
 	struct fp_mappings_header mappings_header;
 	struct fp_mapping mapping;
 	struct fp_unwind_clock unwind_clock;
+	struct fp_hotspot hotspot;
 } structs;
 
 /* Structs that both sides write while the daemon has them mapped: atomics in Rust. */
@@ -50,6 +51,7 @@ struct choices {
 	enum fp_saved_bp saved_bp;
 	enum fp_saved_ra saved_ra;
 	enum fp_mapping_kind mapping_kind;
+	enum fp_frame_kind frame_kind;
 } choices;
 
 /* Constants in Rust. */
@@ -63,4 +65,5 @@ struct numbers {
 	enum fp_no_register no_register;
 	enum fp_table_layout table_layout;
 	enum fp_rule_register rule_register;
+	enum fp_hotspot_limit hotspot_limit;
 } numbers;

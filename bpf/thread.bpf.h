@@ -40,10 +40,6 @@ struct fp_thread {
 	struct fp_walk walk;
 };
 
-/* Linux 7.2 refused task storage for a value of 10,968 bytes; 8 KiB is kmalloc_nolock's maximum. The rest is for the kernel's own header
- * (struct bpf_local_storage_elem). */
-_Static_assert(sizeof(struct fp_thread) <= 8192 - 128, "a thread's state does not fit into task storage");
-
 /* The open calls of one set of probes. `large` is a constant wherever this is used. */
 static __always_inline struct fp_calls *fp_calls_of(struct fp_thread *thread, bool large)
 {
@@ -141,6 +137,10 @@ static __always_inline __u64 fp_cookie_of_return(struct pt_regs *regs, bool larg
 	return top < FP_CALLS_MAX && calls->open[top].sp + FP_RETURN_POPS == FP_SP(regs) ? calls->open[top].cookie : 0;
 }
 #else
+/* Linux 7.2 refused task storage for a value of 10,968 bytes; 8 KiB is kmalloc_nolock's maximum. The rest is for the kernel's own header
+ * (struct bpf_local_storage_elem). */
+_Static_assert(sizeof(struct fp_thread) <= 8192 - 128, "a thread's state does not fit into task storage");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

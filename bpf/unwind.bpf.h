@@ -8,6 +8,7 @@
  *   unwind_walk      the state, and reading a word of the stack
  *   unwind_lookup    pc -> mapping -> row -> rule
  *   unwind_step      frame -> caller
+ *   hotspot          frame of a JVM -> caller
  *   unwind_repeat    reuses what the thread's last walk has established
  *
  * Stack words are read through a window of 1 KiB, because one copy of 1 KiB costs hardly more than one of 8 bytes and the next frames'
@@ -24,16 +25,8 @@
 /* Between two requests for a table of the same process. */
 #define FP_ASK_INTERVAL_NS 100000000ULL
 
-/* Global, so that the verifier checks it once, by itself. Within bpf_loop's callback Linux 7.2 does not finish checking it: to that
- * verifier all states that differ in the position of a search are different. Legacy programs have a function of their own around the whole
- * step. */
-#ifdef FP_LEGACY
-#define FP_CHECKED_BY_ITSELF static __always_inline
-#else
-#define FP_CHECKED_BY_ITSELF __noinline
-#endif
-
-/* One frame: finds its mapping and rule, appends it, and steps to its caller. */
+/* One frame: finds its mapping and rule, appends it, and steps to its caller. FP_END_MAX: nothing was done, because it is in the code cache
+ * of a JVM (the programs' stack would not do for a call from here). */
 FP_CHECKED_BY_ITSELF __u32 fp_step_anew(struct fp_walk *walk)
 {
 	struct fp_rule rule = {};
@@ -65,6 +58,10 @@ FP_CHECKED_BY_ITSELF __u32 fp_step_anew(struct fp_walk *walk)
 	}
 	if (walk->len >= FP_FRAMES_MAX)
 		return FP_END_FRAME_LIMIT;
+#ifndef FP_LEGACY
+	if (known && walk->mapping.kind == FP_MAPPING_HOTSPOT)
+		return FP_END_MAX;
+#endif
 	addr = pc - walk->mapping.bias;
 	if (known) {
 		if (walk->mapping.kind == FP_MAPPING_JIT)
@@ -121,6 +118,10 @@ static long fp_walk_loop(__u32 i, struct fp_walk_loop *loop)
 		return 1;
 	default:
 		walk->end = fp_step_anew(walk);
+#ifndef FP_LEGACY
+		if (walk->end == FP_END_MAX)
+			walk->end = fp_step_hotspot(walk);
+#endif
 		return walk->end != FP_END_NONE;
 	}
 }

@@ -7,16 +7,18 @@
  * still have the same values, the step must lead to the same caller, and the tables need not be consulted. This is not a guess: a step is
  * a function of the pc, the two registers, those words and the tables, and the tables' generation is compared once per walk. Steps that
  * read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done again.
+ * Code that a JVM compiled at an address of other code may have the same size of frame: the daemon raises the generation each second while a
+ * JVM is watched, so that the old name lasts no longer. An interpreted frame's method and bytecode are compared as well.
  *
  * A walk that is the same from the leaf on is verified as a whole, one that differs in its inner frames step by step.
  */
 #ifndef FRAGPROF_UNWIND_REPEAT_BPF_H
 #define FRAGPROF_UNWIND_REPEAT_BPF_H
 
-#include "unwind_walk.bpf.h"
+#include "hotspot.bpf.h"
 
-/* What of a frame word is known before its step. */
-#define FP_FRAME_BEFORE (FP_FRAME_ADDR_MASK | FP_FRAME_EXACT | FP_FRAME_GUESSED)
+/* What of a frame word's flags is known before its step. */
+#define FP_FLAGS_BEFORE (FP_FRAME_EXACT | FP_FRAME_GUESSED)
 
 /* Frames of the last walk that are skipped at a time to find the one at the same height. A walk whose inner part is shorter than
  * the last one's catches up over its next steps. */
@@ -32,7 +34,7 @@ enum fp_repeat {
 static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 {
 	__u32 half = walk->now ^ 1, at = walk->last_at, i;
-	__u64 before = walk->pc | (__u64)walk->flags << 32, word, value, caller_word, caller_bp, caller_sp;
+	__u64 word, value, pc, caller_word, caller_bp, caller_sp;
 	struct fp_step *last = fp_step_at(walk, half, at), *caller, *step;
 	__s64 bp_at;
 	__u32 how;
@@ -48,7 +50,9 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 		return FP_REPEAT_NOT;
 	word = *fp_word_at(walk, half, at);
 	how = last->how;
-	if (fp_sp_of(walk, half, last) != walk->sp || last->bp != walk->bp || (word & FP_FRAME_BEFORE) != before || !(how & FP_STEP_REPEATABLE))
+	if (fp_sp_of(walk, half, last) != walk->sp || last->bp != walk->bp || !(how & FP_STEP_REPEATABLE))
+		return FP_REPEAT_NOT;
+	if (!fp_is_word_of(walk, word, walk->pc) || (fp_flags_of(word) & FP_FLAGS_BEFORE) != ((__u64)walk->flags << 32 & FP_FLAGS_BEFORE))
 		return FP_REPEAT_NOT;
 	if (at + 1 == walk->last_len) {
 		if (walk->last_end != FP_END_COMPLETE)
@@ -63,17 +67,23 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 	caller_sp = fp_sp_of(walk, half, caller);
 	caller_bp = caller->bp;
 	bp_at = last->bp_at;
-	if (!fp_read_word(walk, fp_repeated_return_slot(caller_sp, bp_at), &value) ||
-	    fp_code_address(value) != (caller_word & FP_FRAME_ADDR_MASK))
-		return FP_REPEAT_NOT;
-	if (bp_at && (!fp_read_word(walk, caller_sp + bp_at, &value) || value != caller_bp))
+	if (FP_FRAME_KIND(word) == FP_FRAME_KIND_JAVA_INTERPRETED) {
+		pc = fp_repeat_interpreted(walk, half, at);
+	} else {
+		if (!fp_read_word(walk, fp_repeated_return_slot(caller_sp, bp_at), &pc))
+			return FP_REPEAT_NOT;
+		if (bp_at && (!fp_read_word(walk, caller_sp + bp_at, &value) || value != caller_bp))
+			return FP_REPEAT_NOT;
+	}
+	pc = fp_code_address(pc);
+	if (!fp_is_word_of(walk, caller_word, pc))
 		return FP_REPEAT_NOT;
 	step = fp_append(walk, word);
-	walk->pc = caller_word & FP_FRAME_ADDR_MASK;
+	walk->pc = pc;
 	walk->sp = caller_sp;
 	walk->bp = caller_bp;
 	walk->registers = FP_REGS_NONE;
-	walk->flags = (caller_word & FP_FRAME_GUESSED) >> 32;
+	walk->flags = (fp_flags_of(caller_word) & FP_FRAME_GUESSED) >> 32;
 	walk->last_at = at + 1;
 	walk->repeated += 1;
 	fp_step_done(walk, step, bp_at, how);
@@ -101,7 +111,7 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 {
 	struct fp_walk *walk = loop->walk;
 	struct fp_step *step = fp_step_at(walk, walk->now, i), *caller = fp_step_at(walk, walk->now, i + 1);
-	__u64 caller_sp = fp_sp_of(walk, walk->now, caller), value;
+	__u64 caller_sp = fp_sp_of(walk, walk->now, caller), word, caller_word, value;
 
 	if (!(step->how & FP_STEP_REPEATABLE) || (loop->other_bp && step->how & FP_STEP_USES_BP))
 		return 1;
@@ -109,8 +119,14 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 		loop->verified = i + 1;
 		return 1;
 	}
+	word = *fp_word_at(walk, walk->now, i);
+	caller_word = *fp_word_at(walk, walk->now, i + 1);
+	if (FP_FRAME_KIND(word) == FP_FRAME_KIND_JAVA_INTERPRETED) {
+		loop->other_bp = 0;
+		return !fp_is_word_of(walk, caller_word, fp_code_address(fp_repeat_interpreted(walk, walk->now, i)));
+	}
 	if (!fp_read_word(walk, fp_repeated_return_slot(caller_sp, step->bp_at), &value) ||
-	    fp_code_address(value) != (*fp_word_at(walk, walk->now, i + 1) & FP_FRAME_ADDR_MASK))
+	    !fp_is_word_of(walk, caller_word, fp_code_address(value)))
 		return 1;
 	if (!step->bp_at)
 		return 0;

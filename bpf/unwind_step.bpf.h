@@ -8,9 +8,6 @@
 
 #include "unwind_lookup.bpf.h"
 
-/* The farthest a frame pointer may be above the stack pointer to be accepted where there is no table. */
-#define FP_FRAME_BYTES_MAX (1ULL << 20)
-
 /* Value of a bp that is not known: not aligned, so nothing is ever read through it. */
 #define FP_BP_UNKNOWN 1ULL
 

@@ -15,7 +15,8 @@
  * A row holds from its address to the next row's. Rule 0 says that nothing is known (a gap between functions). A granule without a row
  * of its own continues the row before it.
  *
- * A process's mapping table: block 0 is struct fp_mappings_header, then struct fp_mappings, sorted by address.
+ * A process's mapping table: block 0 is struct fp_mappings_header, then struct fp_mappings, sorted by address, then what is known of the
+ * process's managed runtimes, a block each.
  */
 #ifndef FRAGPROF_UNWIND_TABLE_H
 #define FRAGPROF_UNWIND_TABLE_H
@@ -128,13 +129,14 @@ enum fp_mapping_kind {
 	FP_MAPPING_FILE = 1,   /* has a table, or will */
 	FP_MAPPING_JIT = 2,    /* anonymous code: frame pointers */
 	FP_MAPPING_NO_CFI = 3, /* a file without unwind information, or whose table was refused */
+	FP_MAPPING_HOTSPOT = 4, /* a heap of a HotSpot JVM's code cache (struct fp_hotspot) */
 };
 
 struct fp_mapping {
 	unsigned long long begin;
 	unsigned long long end;
-	unsigned long long bias; /* subtracted from an address gives the file's address (p_vaddr) */
-	unsigned int file;       /* index in the outer map of tables */
+	unsigned long long bias; /* subtracted from an address gives the file's address (p_vaddr); HOTSPOT: the heap's segment map */
+	unsigned int file;       /* index in the outer map of tables; HOTSPOT: block of struct fp_hotspot in this table */
 	unsigned int kind;       /* enum fp_mapping_kind */
 };
 
@@ -146,6 +148,41 @@ struct fp_mappings_header {
 
 struct fp_mappings {
 	struct fp_mapping mapping[FP_MAPPINGS_PER_BLOCK];
+};
+
+/* What is needed to walk the frames of a HotSpot JVM, read from the JVM's own description of its structures (src/managed/hotspot). The
+ * at_* are offsets from the first byte of a code blob. */
+struct fp_hotspot {
+	unsigned long long code_begin;        /* of the code cache: frame words are relative to it */
+	unsigned long long interpreter_begin;
+	unsigned long long interpreter_end;
+	unsigned long long name_nmethod;      /* addresses of the names that blobs of compiled methods have; 0 = not known yet */
+	unsigned long long name_native;
+	unsigned long long call_stub_return;  /* return address of methods that the JVM itself called */
+	unsigned long long barrier_begin;     /* stubs of continuations: return address of a virtual thread's frame if its caller is in the
+					       * Java heap; begin = end: there are none */
+	unsigned long long barrier_end;
+	unsigned int barrier_frame_bytes;     /* size of the frame that follows, Continuation.enterSpecial; 0 = not known yet */
+	unsigned int segment_shift;           /* log2 of a segment's bytes */
+	unsigned int block_bytes;             /* from the start of a block to its blob */
+	unsigned int relative;                /* 1 = code bounds and handlers are 32-bit offsets from the blob, 0 = addresses */
+	unsigned int at_name;
+	unsigned int at_frame_size;
+	unsigned int at_code_begin;
+	unsigned int at_code_end;
+	unsigned int at_method;               /* start of the fields below, which are read at once */
+	unsigned int at_compile_id;           /* relative to at_method, as are those below */
+	unsigned int at_original_pc;          /* field with the offset from sp, in bytes, of a deoptimised frame's pc */
+	unsigned int at_deopt;
+	unsigned int at_deopt_mh;             /* FP_HOTSPOT_NONE = there is none */
+	unsigned int pad;
+};
+
+enum fp_hotspot_limit {
+	/* Bytes read of a blob's header, and of the fields of a compiled method. */
+	FP_HOTSPOT_HEAD_BYTES = 128,
+	FP_HOTSPOT_METHOD_BYTES = 208,
+	FP_HOTSPOT_NONE = 0xffff,
 };
 
 /* State that the daemon updates while the unwinder runs. */
@@ -161,5 +198,6 @@ _Static_assert(sizeof(struct fp_rules) == FP_BLOCK_BYTES, "fp_rules");
 _Static_assert(sizeof(struct fp_mappings) == FP_BLOCK_BYTES, "fp_mappings");
 _Static_assert(sizeof(struct fp_rule) == 8, "fp_rule");
 _Static_assert(sizeof(struct fp_mapping) == 32, "fp_mapping");
+_Static_assert(sizeof(struct fp_hotspot) <= FP_BLOCK_BYTES, "fp_hotspot");
 
 #endif

@@ -12,6 +12,18 @@
 #endif
 #include "machine.bpf.h"
 
+/* Global, so that the verifier checks it once, by itself. Within bpf_loop's callback Linux 7.2 does not finish checking it: to that
+ * verifier all states that differ in the position of a search are different. Legacy programs have a function of their own around the whole
+ * step. */
+#ifdef FP_LEGACY
+#define FP_CHECKED_BY_ITSELF static __always_inline
+#else
+#define FP_CHECKED_BY_ITSELF __noinline
+#endif
+
+/* The farthest a frame pointer may be above the stack pointer to be accepted where there is no table. */
+#define FP_FRAME_BYTES_MAX (1ULL << 20)
+
 /* Words of the window, and how many of them lie below the word requested: registers are saved below the return address, which is read
  * first. */
 #define FP_WINDOW_WORDS 128
@@ -42,7 +54,7 @@ struct fp_step {
 /* The frames of a walk after the record's header, so that both can be sent in one piece. */
 struct fp_frames {
 	struct fp_stack record;
-	__u64 words[FP_FRAMES_MAX]; /* as sent: FP_FRAME_* | pc */
+	__u64 words[FP_FRAMES_MAX]; /* as sent (enum fp_frame_bits) */
 };
 
 struct fp_walk {
@@ -77,7 +89,15 @@ struct fp_walk {
 	__u64 window_base;
 	__u64 window[FP_WINDOW_WORDS];
 
-	__u64 leaf[16];         /* registers at the probe, by their codes in rules */
+	union {
+		__u64 leaf[16];                      /* registers at the probe, by their codes in rules; used in the first frame only */
+		__u8 head[FP_HOTSPOT_METHOD_BYTES];  /* header of a blob (hotspot.bpf.h) */
+	};
+
+	/* Of the JVM whose code the walk has reached, to compare words of its frames (fp_is_word_of). */
+	__u64 code_begin;
+	__u64 interpreter_begin;
+	__u64 interpreter_end;
 
 	/* The current walk and the last one, alternating between the two halves of the fields below. */
 	__u32 now;              /* this walk's half: 0 or 1 */
@@ -94,6 +114,26 @@ struct fp_walk {
 	struct fp_frames frames[2];
 	struct fp_step steps[2 * FP_FRAMES_MAX];
 };
+
+/* Whether a frame word of this walk or the last one is of a frame at this pc. For an interpreted frame this means only that it is one: its
+ * method and bytecode are on the stack. */
+static __always_inline bool fp_is_word_of(const struct fp_walk *walk, __u64 word, __u64 pc)
+{
+	switch (FP_FRAME_KIND(word)) {
+	case FP_FRAME_KIND_JAVA_COMPILED:
+		return walk->code_begin + (word & ((1ULL << FP_FRAME_CODE_BITS) - 1)) == pc;
+	case FP_FRAME_KIND_JAVA_INTERPRETED:
+		return pc - walk->interpreter_begin < walk->interpreter_end - walk->interpreter_begin;
+	default:
+		return (word & FP_FRAME_ADDR_MASK) == pc;
+	}
+}
+
+/* The flags in a frame word. */
+static __always_inline __u64 fp_flags_of(__u64 word)
+{
+	return FP_FRAME_KIND(word) == FP_FRAME_KIND_JAVA_INTERPRETED ? 0 : word & (0xfULL << FP_FRAME_ADDR_BITS);
+}
 
 /* Reads the word at addr of the stack. */
 static __always_inline bool fp_read_word(struct fp_walk *walk, __u64 addr, __u64 *value)

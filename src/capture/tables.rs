@@ -13,7 +13,7 @@ mod publisher;
 mod report;
 mod state;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::FileExt as _;
@@ -38,7 +38,7 @@ use crate::process::{Backing, MappedFile, Mapping, Maps, Process};
 use crate::unwind::budget::{Admission, Budget};
 use crate::unwind::elf::{Elf, Image};
 use crate::unwind::layout::BLOCK_BYTES;
-use crate::unwind::mappings::{self, CodeMapping};
+use crate::unwind::mappings::{self, CodeMapping, ManagedCode};
 use crate::unwind::rows::Counts;
 use crate::unwind::{self, Table};
 
@@ -59,6 +59,8 @@ struct Shared {
     state: Mutex<State>,
     wake: Condvar,
     start: Instant,
+    /// Whether the programs walk frames of managed runtimes: those for kernels before 5.17 do not.
+    walks_managed: bool,
 }
 
 /// The tables of all watched processes.
@@ -74,6 +76,8 @@ impl Tables {
     /// # Errors
     /// If a map's descriptor cannot be duplicated or the thread cannot be started.
     pub fn new(object: &Object, budget_bytes: u64) -> Result<Self> {
+        // Those programs alone know sites by their addresses.
+        let walks_managed = object.maps().all(|map| map.name() != "site_cookies");
         let handle = |name| MapHandle::try_from(&load::map(object, name)).map_err(|source| Error::Map { map: name, source });
         let state = State {
             files: HashMap::new(),
@@ -81,6 +85,7 @@ impl Tables {
             next_number: 0,
             budget: Budget::new(budget_bytes),
             processes: HashMap::new(),
+            managed: HashSet::new(),
             queue: VecDeque::new(),
             stop: false,
             generation: 0,
@@ -94,6 +99,7 @@ impl Tables {
             state: Mutex::new(state),
             wake: Condvar::new(),
             start: Instant::now(),
+            walks_managed,
         });
         let for_worker = Arc::clone(&shared);
         let worker = std::thread::Builder::new().name("fragprof-tables".into()).spawn(move || for_worker.work())?;
@@ -106,7 +112,15 @@ impl Tables {
     /// # Errors
     /// If a map cannot be created or changed. A file without a table is not an error: the report counts it.
     pub fn sync_process(&self, process: &Process, mm_id: u32, maps: &Maps) -> Result<Report> {
-        self.shared.sync_process(process, mm_id, maps)
+        self.shared.sync_process(process, mm_id, maps, &ManagedCode::default())
+    }
+
+    /// As [`Self::sync_process`], with the code of the process's managed runtimes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sync_managed(&self, process: &Process, mm_id: u32, maps: &Maps, managed: &ManagedCode) -> Result<Report> {
+        self.shared.sync_process(process, mm_id, maps, managed)
     }
 
     /// Drops an address space's mapping table. Its files' tables stay until their memory is needed.
@@ -115,12 +129,19 @@ impl Tables {
     /// If the kernel refuses.
     pub fn forget_process(&self, mm_id: u32) -> Result<()> {
         let mut state = self.shared.lock();
+        state.managed.remove(&mm_id);
         if let Some(files) = state.processes.remove(&mm_id) {
             state.release(&files);
             drop(state);
             self.shared.mapping_tables.remove(mm_id)?;
         }
         Ok(())
+    }
+
+    /// Whether frames of managed runtimes are walked.
+    #[must_use]
+    pub fn walks_managed(&self) -> bool {
+        self.shared.walks_managed
     }
 
     /// The sum over all files.
@@ -204,7 +225,7 @@ impl Shared {
         u32::try_from(self.start.elapsed().as_secs()).unwrap_or(u32::MAX).saturating_add(1)
     }
 
-    fn sync_process(&self, process: &Process, mm_id: u32, maps: &Maps) -> Result<Report> {
+    fn sync_process(&self, process: &Process, mm_id: u32, maps: &Maps, managed: &ManagedCode) -> Result<Report> {
         let mut report = Report::default();
         let mut code: Vec<CodeMapping> = Vec::new();
         let mut files: Vec<u32> = Vec::new();
@@ -234,7 +255,10 @@ impl Shared {
 
         report.loaded = self.convert_at_once(fresh)?;
         self.forget_refused(&mut code);
-        let (blocks, left_out) = mappings::to_blocks(&code);
+        if self.walks_managed {
+            managed.replace_in(&mut code);
+        }
+        let (blocks, left_out) = mappings::to_blocks(&code, managed.hotspot.as_ref().filter(|_| self.walks_managed));
         report.left_out = left_out;
         let map = filled_map("fp_mappings", &blocks)?;
         let mut state = self.lock();
@@ -254,6 +278,11 @@ impl Shared {
         }
         if let Some(before) = state.processes.insert(mm_id, files) {
             state.release(&before);
+        }
+        if managed.hotspot.is_some() {
+            state.managed.insert(mm_id);
+        } else {
+            state.managed.remove(&mm_id);
         }
         drop(state);
         self.mapping_tables.set(mm_id, map)?;
@@ -512,6 +541,10 @@ impl Shared {
                 }
                 state = self.lock();
                 continue;
+            }
+            // A runtime may have put other code where a walk that is repeated has seen some.
+            if !state.managed.is_empty() {
+                state.generation = state.generation.wrapping_add(1);
             }
             if let Err(error) = self.write_clock(state.generation) {
                 tracing::warn!(%error, "the unwinder's clock cannot be updated: tables may be evicted in the wrong order");

@@ -21,6 +21,30 @@ pub struct CodeMapping {
     pub kind: MappingKind,
 }
 
+/// Code of managed runtimes, and what the unwinder needs to walk its frames.
+#[derive(Debug, Clone, Default)]
+pub struct ManagedCode {
+    /// Where the code is: sorted, disjoint.
+    pub mappings: Vec<CodeMapping>,
+    /// Of a HotSpot JVM, to which the mappings of kind [`MappingKind::Hotspot`] belong.
+    pub hotspot: Option<bpf::Hotspot>,
+}
+
+impl ManagedCode {
+    /// Puts the code in place of other mappings at its addresses, which are those that the kernel shows of it.
+    pub fn replace_in(&self, mappings: &mut Vec<CodeMapping>) {
+        for own in &self.mappings {
+            let rest = mappings.drain(..).flat_map(|other| {
+                let below = CodeMapping { end: other.end.min(own.begin), ..other };
+                let above = CodeMapping { begin: other.begin.max(own.end), ..other };
+                [below, above].into_iter().filter(|part| part.begin < part.end)
+            });
+            *mappings = rest.collect();
+        }
+        mappings.extend(&self.mappings);
+    }
+}
+
 /// The difference between addresses in memory and in the file, for a mapping of file offset `offset` at `begin`; `None` if there is no
 /// executable segment there.
 #[must_use]
@@ -38,14 +62,18 @@ pub fn bias_of(segments: &[Segment], begin: u64, offset: u64) -> Option<u64> {
 
 /// The blocks of a process's mapping table, and the number of mappings that were omitted.
 #[must_use]
-pub fn to_blocks(mappings: &[CodeMapping]) -> (Vec<u8>, usize) {
+pub fn to_blocks(mappings: &[CodeMapping], hotspot: Option<&bpf::Hotspot>) -> (Vec<u8>, usize) {
     let mut sorted = mappings.to_vec();
     sorted.sort_by_key(|mapping| mapping.begin);
     sorted.dedup_by_key(|mapping| mapping.begin);
     let left_out = sorted.len().saturating_sub(MAPPINGS_MAX);
     sorted.truncate(MAPPINGS_MAX);
 
-    let mut bytes = vec![0; (1 + sorted.len().div_ceil(MAPPINGS_PER_BLOCK)) * BLOCK_BYTES];
+    let blocks = 1 + sorted.len().div_ceil(MAPPINGS_PER_BLOCK);
+    for mapping in sorted.iter_mut().filter(|mapping| mapping.kind == MappingKind::Hotspot) {
+        mapping.file = u32::try_from(blocks).unwrap_or(u32::MAX);
+    }
+    let mut bytes = vec![0; (blocks + usize::from(hotspot.is_some())) * BLOCK_BYTES];
     let mut put = put_blocks(&mut bytes);
     put(bpf::MappingsHeader { mappings: u32::try_from(sorted.len()).unwrap_or(0), pad: 0, asked: 0 }.as_bytes());
     for mappings in sorted.chunks(MAPPINGS_PER_BLOCK) {
@@ -56,6 +84,9 @@ pub fn to_blocks(mappings: &[CodeMapping]) -> (Vec<u8>, usize) {
             *place = bpf::Mapping { begin, end, bias, file, kind: kind as u32 };
         }
         put(block.as_bytes());
+    }
+    if let Some(hotspot) = hotspot {
+        put(hotspot.as_bytes());
     }
     drop(put);
     (bytes, left_out)
@@ -73,7 +104,7 @@ mod tests {
 
     #[test]
     fn mappings_are_sorted_and_unused_entries_are_above_every_address() {
-        let (bytes, left_out) = to_blocks(&[mapping(0x9000), mapping(0x3000), mapping(0x5000)]);
+        let (bytes, left_out) = to_blocks(&[mapping(0x9000), mapping(0x3000), mapping(0x5000)], None);
         assert_eq!((bytes.len(), left_out), (2 * BLOCK_BYTES, 0));
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         assert_eq!(word(0), 3);
@@ -83,9 +114,19 @@ mod tests {
     }
 
     #[test]
+    fn a_runtimes_code_takes_the_place_of_what_the_kernel_shows_there() {
+        let own = CodeMapping { begin: 0x4000, end: 0x6000, bias: 1, file: 0, kind: MappingKind::Hotspot };
+        let jit = |begin, end| CodeMapping { begin, end, bias: 0, file: 0, kind: MappingKind::Jit };
+        let mut mappings = vec![jit(0x1000, 0x2000), jit(0x3000, 0x4800), jit(0x5000, 0x5800), jit(0x5900, 0x7000)];
+        ManagedCode { mappings: vec![own], hotspot: None }.replace_in(&mut mappings);
+        mappings.sort_by_key(|mapping| mapping.begin);
+        assert_eq!(mappings, [jit(0x1000, 0x2000), jit(0x3000, 0x4000), own, jit(0x6000, 0x7000)]);
+    }
+
+    #[test]
     fn mappings_beyond_the_limit_are_omitted_and_counted() {
         let many: Vec<CodeMapping> = (0..MAPPINGS_MAX as u64 + 5).map(|i| mapping(0x10_0000 + i * 0x2000)).collect();
-        assert_eq!(to_blocks(&many).1, 5);
+        assert_eq!(to_blocks(&many, None).1, 5);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod arm64;
 mod host;
+mod hotspot;
 mod lab;
 mod live;
 mod oracle;

@@ -1,6 +1,6 @@
 //! The numbers of files, the processes that map them, and the files waiting for conversion.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -64,6 +64,8 @@ pub(super) struct State {
     pub(super) budget: Budget,
     /// Files that each address space maps.
     pub(super) processes: HashMap<u32, Vec<u32>>,
+    /// Address spaces with code of managed runtimes.
+    pub(super) managed: HashSet<u32>,
     pub(super) queue: VecDeque<(u32, Source)>,
     pub(super) stop: bool,
     pub(super) generation: u32,
