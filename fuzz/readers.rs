@@ -2,10 +2,13 @@
 // its mutations (tests/faults/readers.rs). A reader may refuse anything; it must neither panic nor contradict itself.
 
 use fragprof::allocator::in_file::identify;
+use fragprof::bpf::{FRAME_CODE_BITS, FRAME_KIND_BIT, FrameKind};
 use fragprof::census::core_file::CoreFile;
 use fragprof::census::runtime::hotspot::perf_data::Counters;
+use fragprof::census::runtime::hotspot::structs::{Library, LibraryFile};
 use fragprof::census::{Fixture, LayoutCache, Level, Options, Pace, take};
 use fragprof::emitter::usdt;
+use fragprof::managed::hotspot::{Refusal, Starting};
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::place_all;
 use fragprof::process::container::{CgroupFile, Membership};
@@ -21,7 +24,7 @@ use fragprof::unwind::Table;
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 14] = [
+pub const READERS: [(&str, Reader); 15] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -36,6 +39,7 @@ pub const READERS: [(&str, Reader); 14] = [
     ("perf_data", perf_data),
     ("variables", variables),
     ("types", types),
+    ("hotspot", hotspot),
 ];
 
 /// `/proc/PID/maps`: the target controls the names of mapped files.
@@ -172,4 +176,217 @@ pub fn types(bytes: &[u8]) {
         let kind = contents.kind(&addr.to_le_bytes());
         assert!(kind.type_name.is_none_or(|name| !name.is_empty()));
     }
+}
+
+/// Where the JVM below lies, and its parts.
+const JVM: u64 = 0x7f00_0000_0000;
+const JVM_BYTES: u64 = 0x4_0000;
+const JVM_VARIABLES: u64 = JVM;
+const JVM_STRUCTS: u64 = JVM + 0x1000;
+const JVM_TYPES: u64 = JVM + 0x4000;
+const JVM_DATA: u64 = JVM + 0x5000;
+const JVM_SEGMENTS: u64 = JVM + 0x8000;
+const JVM_CODE: u64 = JVM + 0x1_0000;
+
+/// A library whose texts are where they are said to be.
+#[derive(Default)]
+struct Described {
+    texts: Vec<Vec<u8>>,
+    variables: Vec<&'static str>,
+}
+
+impl Described {
+    /// The address of a text: the process has none of them in memory.
+    fn text(&mut self, text: &str) -> u64 {
+        self.texts.push([text.as_bytes(), b"\0"].concat());
+        0x1000 + self.texts.len() as u64
+    }
+}
+
+impl LibraryFile for Described {
+    fn variable_vaddr(&self, name: &[u8]) -> Option<u64> {
+        let at = self.variables.iter().position(|variable| variable.as_bytes() == name)?;
+        Some(JVM_VARIABLES + 8 * at as u64)
+    }
+
+    fn bytes_at(&self, vaddr: u64, bytes_max: u64) -> Vec<u8> {
+        let text = vaddr.checked_sub(0x1001).and_then(|at| self.texts.get(usize::try_from(at).ok()?)).cloned().unwrap_or_default();
+        text.into_iter().take(bytes_max as usize).collect()
+    }
+}
+
+/// A JVM as JDK 25 lays it out: an interpreter, and a compiled method into which another one is inlined.
+fn jvm() -> (Fixture, Described) {
+    let maps = Maps::parse(format!("{JVM:x}-{:x} rw-p 00000000 00:00 0\n", JVM + JVM_BYTES).as_bytes());
+    let (mut memory, mut library) = (Fixture::with_maps(maps), Described::default());
+    let variables = [
+        ("gHotSpotVMStructs", JVM_STRUCTS),
+        ("gHotSpotVMStructEntryArrayStride", 32),
+        ("gHotSpotVMStructEntryTypeNameOffset", 0),
+        ("gHotSpotVMStructEntryFieldNameOffset", 8),
+        ("gHotSpotVMStructEntryOffsetOffset", 16),
+        ("gHotSpotVMStructEntryAddressOffset", 24),
+        ("gHotSpotVMTypes", JVM_TYPES),
+        ("gHotSpotVMTypeEntryArrayStride", 16),
+        ("gHotSpotVMTypeEntryTypeNameOffset", 0),
+        ("gHotSpotVMTypeEntrySizeOffset", 8),
+    ];
+    for (at, (name, value)) in variables.into_iter().enumerate() {
+        library.variables.push(name);
+        memory.write_word(JVM_VARIABLES + 8 * at as u64, value);
+    }
+    // Static fields have a place in JVM_DATA.
+    let (version, heaps, low, interpreter, call_stub, continuation) =
+        (JVM_DATA, JVM_DATA + 8, JVM_DATA + 16, JVM_DATA + 24, JVM_DATA + 32, JVM_DATA + 40);
+    let fields: [(&str, &str, u64, u64); 44] = [
+        ("Abstract_VM_Version", "_vm_major_version", 0, version),
+        ("CodeCache", "_heaps", 0, heaps),
+        ("CodeCache", "_low_bound", 0, low),
+        ("AbstractInterpreter", "_code", 0, interpreter),
+        ("StubRoutines", "_call_stub_return_address", 0, call_stub),
+        ("ContinuationEntry", "_return_pc", 0, continuation),
+        ("GrowableArrayBase", "_len", 0, 0),
+        ("GrowableArray<int>", "_data", 8, 0),
+        ("VirtualSpace", "_low_boundary", 0, 0),
+        ("VirtualSpace", "_high_boundary", 8, 0),
+        ("CodeHeap", "_memory", 0, 0),
+        ("CodeHeap", "_segmap", 112, 0),
+        ("CodeHeap", "_log2_segment_size", 248, 0),
+        ("StubQueue", "_stub_buffer", 8, 0),
+        ("CodeBlob", "_name", 8, 0),
+        ("CodeBlob", "_frame_size", 44, 0),
+        ("CodeBlob", "_code_offset", 36, 0),
+        ("CodeBlob", "_data_offset", 40, 0),
+        ("CodeBlob", "_mutable_data", 16, 0),
+        ("CodeBlob", "_mutable_data_size", 48, 0),
+        ("CodeBlob", "_relocation_size", 28, 0),
+        ("nmethod", "_method", 80, 0),
+        ("nmethod", "_compile_id", 212, 0),
+        ("nmethod", "_orig_pc_offset", 208, 0),
+        ("nmethod", "_deopt_handler_offset", 176, 0),
+        ("nmethod", "_deopt_mh_handler_offset", 180, 0),
+        ("nmethod", "_immutable_data", 96, 0),
+        ("nmethod", "_immutable_data_size", 160, 0),
+        ("nmethod", "_scopes_pcs_offset", 196, 0),
+        ("nmethod", "_scopes_data_offset", 200, 0),
+        ("PcDesc", "_pc_offset", 0, 0),
+        ("PcDesc", "_scope_decode_offset", 4, 0),
+        ("Method", "_constMethod", 8, 0),
+        ("ConstMethod", "_constants", 8, 0),
+        ("ConstMethod", "_constMethod_size", 24, 0),
+        ("ConstMethod", "_flags._flags", 28, 0),
+        ("ConstMethod", "_code_size", 34, 0),
+        ("ConstMethod", "_name_index", 36, 0),
+        ("ConstMethod", "_signature_index", 38, 0),
+        ("ConstantPool", "_pool_holder", 24, 0),
+        ("ConstantPool", "_source_file_name_index", 54, 0),
+        ("Klass", "_name", 24, 0),
+        ("Symbol", "_length", 4, 0),
+        ("Symbol", "_body", 6, 0),
+    ];
+    for (at, (owner, field, offset, address)) in fields.into_iter().enumerate() {
+        let entry = JVM_STRUCTS + 32 * at as u64;
+        for (word, value) in [library.text(owner), library.text(field), offset, address].into_iter().enumerate() {
+            memory.write_word(entry + 8 * word as u64, value);
+        }
+    }
+    for (at, (name, size)) in [("HeapBlock", 8), ("PcDesc", 16), ("ConstMethod", 56), ("ConstantPool", 72)].into_iter().enumerate() {
+        let entry = JVM_TYPES + 16 * at as u64;
+        memory.write_word(entry, library.text(name));
+        memory.write_word(entry + 8, size);
+    }
+    let (array, heap, queue) = (JVM_DATA + 0x100, JVM_DATA + 0x200, JVM_DATA + 0x400);
+    let data = [(version, 25), (heaps, array), (low, JVM_CODE), (interpreter, queue), (call_stub, JVM_CODE + 0x180)];
+    let list = [(array, 1), (array + 8, array + 16), (array + 16, heap)];
+    let heap = [(heap, JVM_CODE), (heap + 8, JVM_CODE + 0x2_0000), (heap + 112, JVM_SEGMENTS), (heap + 248, 7)];
+    let queue = [(queue + 8, JVM_CODE + 0x120)];
+    for (address, value) in data.into_iter().chain(list).chain(heap).chain(queue) {
+        memory.write_word(address, value);
+    }
+    // Two blobs of 8 segments each, the second one a compiled method. Names are texts of the process.
+    let tags: Vec<u8> = (0..8).chain(0..8).chain(std::iter::repeat_n(0xff, 0x400 - 16)).collect();
+    memory.write(JVM_SEGMENTS, &tags);
+    let names = JVM_DATA + 0x600;
+    memory.write(names, b"Interpreter\0nmethod\0native nmethod\0");
+    for (blob, name) in [(JVM_CODE + 8, names), (JVM_CODE + 0x408, names + 12)] {
+        memory.write_word(blob - 8, 8 | 1 << 32);
+        memory.write_word(blob + 8, name);
+        // Code and its end, of 32 bits each; the frame.
+        memory.write(blob + 36, &[0x00, 1, 0, 0, 0xf8, 3, 0, 0, 6, 0, 0, 0]);
+    }
+    let method = JVM_CODE + 0x408;
+    // A method and one inlined into it, at 0x10 of the code: index 2 in `outer`, 4 in `inner`. Numbers are stored plus 1.
+    let (tables, metadata, outer, inner) = (JVM_DATA + 0x800, JVM_DATA + 0xa00, JVM_DATA + 0xb00, JVM_DATA + 0xc00);
+    memory.write(tables, &[0x10, 0, 0, 0, 4, 0, 0, 0]);
+    memory.write(tables + 16, &[0, 1, 2, 4, 2, 3, 6]);
+    for (offset, value) in [(16, metadata), (80, outer), (96, tables)] {
+        memory.write_word(method + offset, value);
+    }
+    memory.write(method + 48, &16u32.to_le_bytes());
+    memory.write(method + 160, &32u32.to_le_bytes());
+    memory.write(method + 196, &[0, 0, 0, 0, 16, 0, 0, 0]);
+    memory.write(method + 212, &7u32.to_le_bytes());
+    memory.write_word(metadata, outer);
+    memory.write_word(metadata + 8, inner);
+    let pool = JVM_DATA + 0xd00;
+    let symbol = |memory: &mut Fixture, at: u64, text: &str| {
+        memory.write(at + 4, &(text.len() as u16).to_le_bytes());
+        memory.write(at + 6, text.as_bytes());
+    };
+    for (at, text) in ["shop/Cart", "add", "check", "Cart.java"].into_iter().enumerate() {
+        symbol(&mut memory, JVM_DATA + 0xe00 + 32 * at as u64, text);
+        memory.write_word(pool + 72 + 8 * at as u64, JVM_DATA + 0xe00 + 32 * at as u64);
+    }
+    memory.write_word(pool + 24, pool + 0x80);
+    memory.write_word(pool + 0x80 + 24, JVM_DATA + 0xe00);
+    memory.write(pool + 54, &3u16.to_le_bytes());
+    for (at, name) in [(outer, 1u16), (inner, 2)] {
+        let unchanging = at + 0x40;
+        memory.write_word(at + 8, unchanging);
+        memory.write_word(unchanging + 8, pool);
+        // 80 bytes in all, with lines; 10 of code.
+        memory.write(unchanging + 24, &[10, 0, 0, 0, 1, 0, 0, 0, 0, 0, 10, 0]);
+        memory.write(unchanging + 36, &name.to_le_bytes());
+        // Index 0 is line 5, index 3 line 7.
+        memory.write(unchanging + 56 + 10, &[5, 3 << 3 | 2, 0]);
+    }
+    (memory, library)
+}
+
+/// A JVM's description of itself, its code and its methods: the target controls all of it.
+pub fn hotspot(bytes: &[u8]) {
+    let (mut memory, library) = jvm();
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    for pair in bytes.chunks_exact(10).take(256) {
+        let place = u64::from(u16::from_le_bytes([pair[0], pair[1]])) * 4 % (JVM_BYTES - 8);
+        memory.write(JVM + place, &word(&pair[2..]).to_le_bytes());
+    }
+    let started = Starting::of(&Library { memory: &memory, elf: &library, bias: 0 }).and_then(|starting| starting.begin(&memory));
+    let Ok(mut jvm) = started else {
+        assert!(!bytes.is_empty(), "{:?}", started.err().unwrap_or(Refusal::Unknown));
+        return;
+    };
+    assert!(jvm.mappings().all(|mapping| mapping.begin < mapping.end));
+    let kind = |kind: FrameKind| (kind as u64) << FRAME_KIND_BIT;
+    let compiled = |distance: u64| kind(FrameKind::JavaCompiled) | 7 << FRAME_CODE_BITS | distance;
+    let interpreted = kind(FrameKind::JavaInterpreted) | (JVM_DATA + 0xb00) >> 3 << 16 | (JVM_DATA + 0xb00 + 0x40 + 56 + 4) & 0xffff;
+    let mut named = |word: u64| {
+        let frames = jvm.frames(&memory, word);
+        assert!(!frames.is_empty() && frames.iter().all(|frame| !frame.function.is_empty()));
+        frames.iter().map(|frame| format!("{} {}:{}", frame.function, frame.file, frame.line)).collect::<Vec<_>>().join(", ")
+    };
+    let whole = [named(compiled(0x518)), named(interpreted), named(kind(FrameKind::JavaStub) | (JVM_CODE + 0x130))];
+    if bytes.is_empty() {
+        let cart = "shop/Cart.java";
+        assert_eq!(
+            whole,
+            [format!("shop.Cart.check {cart}:7, shop.Cart.add {cart}:5"), format!("shop.Cart.add {cart}:7"), "[Interpreter] :0".into()]
+        );
+    }
+    for distance in (0..JVM_BYTES).step_by(0x88) {
+        named(compiled(distance));
+        named(kind(FrameKind::JavaStub) | (JVM_CODE + distance));
+        named(kind(FrameKind::JavaInterpreted) | (JVM + distance) >> 3 << 16 | distance & 0xffff);
+    }
+    named(u64::MAX >> 1);
 }

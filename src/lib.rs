@@ -13,7 +13,7 @@
 //! session
 //! retention
 //! capture  fragmentation  selective
-//! emitter
+//! emitter  managed
 //! census  probe  symbol  sampler
 //! allocator
 //! process
@@ -40,6 +40,7 @@
 //! | [`census`] | the allocators' own metadata, read from outside | reads memory |
 //! | [`retention`] | what points to which blocks: reachability, leaks, owners | reads memory |
 //! | [`fragmentation`] | pinning, blocking, growth, verdicts | no |
+//! | [`managed`] | frames of managed runtimes: how they are walked, and their names | reads memory |
 //! | [`symbol`] | addresses to function names and lines | reads files |
 //! | [`profile`] | the profile model and its encoders | no |
 //! | [`session`] | a recording from attach to profile, in one of three tiers | yes |
@@ -73,6 +74,7 @@ pub mod heap;
 pub mod kept;
 pub mod ledger;
 pub mod machine;
+pub mod managed;
 pub mod metrics;
 pub mod model;
 pub mod probe;

@@ -10,6 +10,7 @@ mod faults;
 mod governed;
 mod layers;
 mod leaks;
+mod managed;
 mod matrix;
 mod pages;
 mod placement;

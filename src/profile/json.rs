@@ -213,6 +213,10 @@ pub(crate) struct FrameRow<'a> {
     inlined: bool,
     guessed: bool,
     jit: bool,
+    /// `native`, `java`.
+    runtime: &'static str,
+    /// How the runtime runs it: `interpreted`, `compiled`, `inlined`; `null` of native code.
+    kind: Option<&'static str>,
 }
 
 fn counts(counters: &[Counter]) -> BTreeMap<&str, u64> {
@@ -290,6 +294,8 @@ pub(crate) fn frame(frame: &Frame) -> FrameRow<'_> {
         inlined: frame.flags.inlined,
         guessed: frame.flags.guessed,
         jit: frame.flags.jit,
+        runtime: frame.kind().runtime(),
+        kind: frame.kind().name(),
     }
 }
 

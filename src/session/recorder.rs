@@ -37,6 +37,7 @@ use crate::bpf;
 use crate::capture::{self, Counters, Ring, TargetFlags};
 use crate::emitter::Finder;
 use crate::ledger::{Ledger, StackLimits};
+use crate::managed::Managed;
 use crate::probe::features::Features;
 use crate::probe::plan::Planner;
 use crate::process::Process;
@@ -383,13 +384,15 @@ impl Recorder {
             chooses_returns: self.session.capture.chooses_returns(),
             accepted: self.options.probe_throwing,
         };
-        let (ledger, sampled) = inherited
-            .map_or_else(|| (Ledger::new(monotonic_ns(), StackLimits::default()), None), |inherited| (inherited.ledger, inherited.sampled));
+        let nothing = || Inherited { ledger: Ledger::new(monotonic_ns(), StackLimits::default()), sampled: None, names: Arc::default() };
+        let Inherited { ledger, sampled, names } = inherited.unwrap_or_else(nothing);
+        let managed = Managed::shared(names);
         let mappings = process.maps().map(|maps| crate::session::report::heap::mappings_of(&maps)).unwrap_or_default();
         let mut watched = Watched::new(pid, slot, ledger, &mappings, free_at_start);
         watched.sampled = sampled;
+        watched.managed = Arc::clone(&managed);
         lock(&self.shard).watched.insert(slot.index, watched);
-        self.targets.insert(slot.index, Target::new(process, slot, return_probes));
+        self.targets.insert(slot.index, Target::new(process, slot, return_probes, managed));
         Ok(slot.index)
     }
 
@@ -430,6 +433,7 @@ impl Recorder {
         self.check_losses();
         for target in self.targets.values_mut() {
             target.look_at_limits(&self.session.capture);
+            target.look_for_runtimes(&self.session);
         }
         let lost = self.notices_lost.load(Ordering::Relaxed);
         if lost != self.notices_lost_seen {

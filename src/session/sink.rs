@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::capture::wire::{Body, Record, VmChange};
 use crate::capture::{BATCH_RECORDS, Sink, Slot};
 use crate::ledger::{Event, Ledger, SampledLedger};
+use crate::managed;
 use crate::session::tier::exact::Watched;
 use crate::session::trace::SharedTrace;
+use crate::symbol::NamedFrames;
 use crate::units::{Addr, Pid, StackHash};
 
 /// Events collected before the shard's lock is taken: enough that the ledger can prefetch its table's slots.
@@ -79,6 +81,8 @@ pub struct Inherited {
     pub ledger: Ledger,
     /// Of the emitter's samples.
     pub sampled: Option<Box<SampledLedger>>,
+    /// The names of managed frames in their stacks.
+    pub names: Arc<NamedFrames>,
 }
 
 /// The processes of one ring.
@@ -185,7 +189,8 @@ impl LedgerSink {
                     let blocks: u64 = inherited.values().flatten().map(|inherited| inherited.ledger.totals().live).sum();
                     if blocks + process.ledger.totals().live <= self.inherited_blocks_max {
                         let sampled = process.sampled.as_ref().map(|sampled| Box::new(sampled.fork()));
-                        inherited.insert(child, Some(Inherited { ledger: process.ledger.fork(), sampled }));
+                        let names = Arc::clone(managed::lock(&process.managed).names());
+                        inherited.insert(child, Some(Inherited { ledger: process.ledger.fork(), sampled, names }));
                     } else {
                         inherited.insert(child, None);
                         *inherited_refused += 1;

@@ -1,14 +1,16 @@
 //! The driver's view of a watched process: its probes, its code, and what is needed to symbolize its stacks after it has ended.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::allocator::footprint::Footprint;
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
 use crate::emitter::passed::PassedFile;
 use crate::emitter::{Emitter, Finder};
+use crate::managed::{self, SharedManaged};
 use crate::probe::plan::{FilePlan, Planner, SitePlan};
-use crate::process::Process;
+use crate::process::{Maps, Process};
 use crate::profile::HeapMoment;
 use crate::session::lost_exit::UntoldExit;
 use crate::session::report::heap::{self, Before, HeapPicture};
@@ -69,6 +71,8 @@ pub struct Target {
     pub allocators: Vec<String>,
     /// Executable code seen so far.
     pub space: AddressSpace,
+    /// Its managed runtimes, shared with the thread that names stacks.
+    managed: SharedManaged,
     /// The heap at the end of the recording, if the process was still alive and could be read.
     pub heap: Option<HeapPicture>,
     /// The heap before the recording.
@@ -94,8 +98,9 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn new(process: Process, slot: Slot, return_probes: ReturnProbePolicy) -> Self {
-        let space = AddressSpace::new(process.pid().0, Vec::new());
+    pub fn new(process: Process, slot: Slot, return_probes: ReturnProbePolicy, managed: SharedManaged) -> Self {
+        let mut space = AddressSpace::new(process.pid().0, Vec::new());
+        space.set_named(Arc::clone(managed::lock(&managed).names()));
         Self {
             process,
             slot,
@@ -111,6 +116,7 @@ impl Target {
             sampled_heap: None,
             allocators: Vec::new(),
             space,
+            managed,
             heap: None,
             before: Before::Unknown,
             moments: Moments::default(),
@@ -254,9 +260,7 @@ impl Target {
         let capture = &session.capture;
         let maps = self.process.maps()?;
         session.snapshots().update(&mut self.space, &self.process, &maps);
-        if let Err(error) = capture.tables().sync_process(&self.process, self.process.pid().0, &maps) {
-            self.note(format!("no unwind tables: {error}"));
-        }
+        self.sync_tables(capture, &maps);
         match self.source {
             Source::Emitter => return self.hear(capture),
             Source::Undecided => return Ok(()),
@@ -295,6 +299,24 @@ impl Target {
         Ok(())
     }
 
+    /// Brings the unwinder's tables up to date.
+    fn sync_tables(&mut self, capture: &Capture, maps: &Maps) {
+        let (code, notes) = managed::refresh(&self.managed, &self.process, maps, capture.tables().walks_managed());
+        if let Err(error) = capture.tables().sync_managed(&self.process, self.process.pid().0, maps, &code) {
+            self.note(format!("no unwind tables: {error}"));
+        }
+        notes.into_iter().for_each(|note| self.note(note));
+    }
+
+    /// Looks again for a managed runtime that was starting, or had not everything yet.
+    pub fn look_for_runtimes(&mut self, session: &Session) {
+        if managed::lock(&self.managed).is_unfinished()
+            && let Ok(maps) = self.process.maps()
+        {
+            self.sync_tables(&session.capture, &maps);
+        }
+    }
+
     /// Checks whether its memory is limited by now: from then on an exception of operator new must be able to pass.
     pub fn look_at_limits(&mut self, capture: &Capture) {
         let limited = memory_is_limited(&self.process);
@@ -325,6 +347,7 @@ impl Target {
             self.process = process;
         }
         self.image += 1;
+        managed::lock(&self.managed).exec();
         self.since = Instant::now();
         self.sampled_heap = None;
         self.before = Before::Nothing;

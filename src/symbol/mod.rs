@@ -13,6 +13,7 @@
 
 mod demangle;
 mod elf;
+mod named;
 mod perf_map;
 mod resolver;
 mod snapshot;
@@ -21,6 +22,7 @@ pub mod variables;
 mod vdso;
 
 pub(crate) use demangle::demangle;
+pub use named::{NAMED_MAX, NamedFrames};
 pub use perf_map::{PERF_MAP_BYTES_MAX, PERF_MAP_ENTRIES_MAX, PerfMap};
 pub use resolver::{Counters, Known, Symbolizer};
 pub use snapshot::{KEPT_FILES_MAX, Snapshots, read_perf_map};

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use super::elf::{ElfSymbols, FileSymbols, OpenedFile, Symbol};
 use super::space::{AddressSpace, Backing, Module, Region};
 use super::vdso;
-use crate::bpf::{FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_GUESSED, FRAME_JIT, FRAME_SIGNAL};
+use crate::bpf::{FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_GUESSED, FRAME_JIT, FRAME_KIND_BIT, FRAME_SIGNAL, FrameKind};
 use crate::frame::{Frame, FrameFlags, MODULE_JIT};
 
+/// Name of a managed frame whose process ended, or got another image, before it could be named.
+const UNNAMED_MANAGED: &str = "[managed code that was gone before it was named]";
 /// Addresses whose frames are kept: about 200 bytes each. A large service's stacks touch some ten thousand.
 pub const ADDRESSES_MAX: usize = 256 << 10;
 /// Most modules whose opened file is cached. A process maps up to a few hundred.
@@ -126,6 +128,9 @@ impl<S: FileSymbols> Symbolizer<S> {
     /// A return address points after its call, perhaps into the next function or line: the byte before it is looked up.
     pub fn frames(&mut self, space: &AddressSpace, word: u64) -> Arc<[Frame]> {
         self.known.counters.words += 1;
+        if word >> FRAME_KIND_BIT != FrameKind::Native as u64 {
+            return space.named().get(word).unwrap_or_else(|| self.in_named(UNNAMED_MANAGED, MODULE_JIT, 0, true));
+        }
         let address = word & FRAME_ADDRESS_MASK;
         let exact = word & (FRAME_EXACT | FRAME_SIGNAL) != 0;
         let address = if exact { address } else { address.saturating_sub(1) };

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::named::NamedFrames;
 use super::perf_map::PerfMap;
 
 /// A file that code is mapped from.
@@ -51,13 +52,14 @@ pub struct AddressSpace {
     pid: u32,
     regions: Vec<Region>,
     perf_map: Option<PerfMap>,
+    named: Arc<NamedFrames>,
 }
 
 impl AddressSpace {
     /// The space of a process. Regions may be in any order; where two overlap, as after a mapping was replaced between two reads, the later one
     /// in `regions` takes precedence.
     pub fn new(pid: u32, regions: Vec<Region>) -> Self {
-        let mut space = Self { pid, regions: Vec::new(), perf_map: None };
+        let mut space = Self { pid, regions: Vec::new(), perf_map: None, named: Arc::default() };
         space.update(regions);
         space
     }
@@ -94,6 +96,16 @@ impl AddressSpace {
     /// Sets the process's perf map, which names generated code.
     pub fn set_perf_map(&mut self, perf_map: PerfMap) {
         self.perf_map = Some(perf_map);
+    }
+
+    /// Sets where the process's managed frames are named.
+    pub fn set_named(&mut self, named: Arc<NamedFrames>) {
+        self.named = named;
+    }
+
+    /// The names of the process's managed frames.
+    pub fn named(&self) -> &Arc<NamedFrames> {
+        &self.named
     }
 
     /// The process id.

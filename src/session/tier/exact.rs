@@ -4,6 +4,7 @@
 //! Protected by its shard's lock; the ring's thread writes, the driver and the live view read.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::capture::Slot;
 use crate::capture::wire::{Body, Record, VmChange};
@@ -11,6 +12,7 @@ use crate::fragmentation::growth::{Growth, GrowthSpace};
 use crate::heap::extents::{Extents, Mapping, VmEvent, pages};
 use crate::heap::overlaid::Overlaid;
 use crate::ledger::{Event, Ledger, Sample, SampledLedger, StackLimits};
+use crate::managed::{self, Managed, SharedManaged};
 use crate::units::{Addr, Pid, StackHash, StackId};
 
 /// Maximum number of ledgers of former images that are kept for a process that execs repeatedly; older ones are dropped and counted.
@@ -54,6 +56,8 @@ pub struct Watched {
     free_at_start: Option<u64>,
     /// Bytes by which allocator calls have extended the address space since then.
     grown_bytes: u64,
+    /// Names the frames of its runtimes.
+    pub managed: SharedManaged,
 }
 
 impl Watched {
@@ -76,6 +80,7 @@ impl Watched {
             growth: GrowthSpace::default(),
             free_at_start,
             grown_bytes: 0,
+            managed: Managed::shared(Arc::default()),
         }
     }
 
@@ -142,6 +147,7 @@ impl Watched {
 
     /// Defines a stack's frames.
     pub fn define_stack(&mut self, hash: StackHash, frames: &[u64], end: u8) {
+        let frames = &*managed::named(&self.managed, frames);
         match &mut self.sampled {
             Some(sampled) => sampled.define_stack(hash, frames, end),
             None => self.ledger.apply(&Event::DefineStack { hash, frames, end }),

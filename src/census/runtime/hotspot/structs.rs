@@ -16,12 +16,31 @@ const FLAGS_MAX: u64 = 8192;
 /// Longest name that is searched for.
 const NAME_BYTES_MAX: u64 = 64;
 
+/// What is read of a library's file.
+pub trait LibraryFile {
+    /// Address of an exported variable, in the file's own address space.
+    fn variable_vaddr(&self, name: &[u8]) -> Option<u64>;
+
+    /// The bytes at such an address, up to the end of their segment and the limit.
+    fn bytes_at(&self, vaddr: u64, bytes_max: u64) -> Vec<u8>;
+}
+
+impl LibraryFile for Elf<File> {
+    fn variable_vaddr(&self, name: &[u8]) -> Option<u64> {
+        Self::variable_vaddr(self, name)
+    }
+
+    fn bytes_at(&self, vaddr: u64, bytes_max: u64) -> Vec<u8> {
+        Self::bytes_at(self, vaddr, bytes_max)
+    }
+}
+
 /// A libjvm in a process, with its file.
 pub struct Library<'a> {
     /// The process.
     pub memory: &'a dyn Memory,
     /// The file.
-    pub elf: &'a Elf<File>,
+    pub elf: &'a dyn LibraryFile,
     /// The difference between its addresses in the process and in the file.
     pub bias: u64,
 }
@@ -97,6 +116,18 @@ impl<'a> Structs<'a> {
     #[must_use]
     pub fn distance(&self, owner: &str, name: &str) -> Option<u64> {
         self.field(owner, name).map(|field| field.address.wrapping_sub(self.library.bias))
+    }
+
+    /// The address of a static field in the process.
+    #[must_use]
+    pub fn address(&self, owner: &str, name: &str) -> Option<u64> {
+        self.field(owner, name).map(|field| field.address).filter(|&address| address != 0)
+    }
+
+    /// The size of a structure.
+    #[must_use]
+    pub fn size(&self, owner: &str) -> Option<u64> {
+        self.sizes.iter().find(|(name, _)| name == owner).map(|(_, size)| *size)
     }
 
     /// The places of these flags' values and of their origins, as distances from the library's start: `JVMFlag` (before JDK 11 `Flag`).

@@ -42,6 +42,7 @@ use crate::capture::{self, Counters, Ring, TargetFlags, Touches};
 use crate::governor::HitCosts;
 use crate::governor::pace::PERIOD_MIN_S;
 use crate::governor::retention::Verdict;
+use crate::managed::Managed;
 use crate::probe::features::{Attach, Features};
 use crate::probe::plan::Planner;
 use crate::process::Process;
@@ -64,6 +65,8 @@ const NAP_MAX: Duration = Duration::from_millis(20);
 const TOUCH_INTERVAL: u64 = 64;
 /// Interval between two measurements of a heap's free bytes.
 const FREE_BYTES_EVERY: Duration = Duration::from_secs(5);
+/// Time between two looks for a managed runtime that is starting.
+const RUNTIMES_EVERY: Duration = Duration::from_millis(200);
 /// Maximum share of the driver's time for these measurements.
 const FREE_BYTES_SHARE: f64 = 0.01;
 /// Minimum interval between two examinations of a process's code: a program that generates code requests tables continuously.
@@ -133,6 +136,7 @@ pub struct Governed {
     ended_dropped: u64,
     looked: BTreeMap<u16, Instant>,
     free_looked: Instant,
+    runtimes_looked: Instant,
     started: Instant,
     started_at: SystemTime,
     notes: Vec<String>,
@@ -191,6 +195,7 @@ impl Governed {
             ended_dropped: 0,
             looked: BTreeMap::new(),
             free_looked: Instant::now(),
+            runtimes_looked: Instant::now(),
             started: Instant::now(),
             started_at: SystemTime::now(),
             notes,
@@ -219,8 +224,11 @@ impl Governed {
         let flags = bpf::TARGET_VM | bpf::TARGET_STACKS | bpf::TARGET_GOVERNED | bpf::TARGET_GROWTH;
         let slot = self.session.capture.add_target(pid, &self.ring, TargetFlags(flags))?;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
-        lock(&self.states).of.insert(slot.index, ProcessState::new(slot, &mappings, heap, monotonic_ns()));
-        let mut target = Target::new(process, slot, budget, &self.tools(), self.options.large_blocks);
+        let managed = Managed::shared(Arc::default());
+        let mut state = ProcessState::new(slot, &mappings, heap, monotonic_ns());
+        state.managed = Arc::clone(&managed);
+        lock(&self.states).of.insert(slot.index, state);
+        let mut target = Target::new(process, slot, budget, &self.tools(), self.options.large_blocks, managed);
         if let Err(error) = target.look(&self.session, &mut self.planner, &mut self.known_sites) {
             self.forget(target);
             return Err(error);
@@ -344,6 +352,12 @@ impl Governed {
                 self.look(slot);
             }
             self.retire_the_dead();
+        }
+        if self.runtimes_looked.elapsed() >= RUNTIMES_EVERY {
+            self.runtimes_looked = Instant::now();
+            for target in self.targets.values_mut() {
+                target.look_for_runtimes(&self.session);
+            }
         }
         if self.free_looked.elapsed() >= FREE_BYTES_EVERY {
             self.look_at_free_bytes();

@@ -13,6 +13,7 @@ use crate::governor::retention::{ContentSample, has_words};
 use crate::heap::extents::{Extents, Mapping, VmEvent};
 use crate::heap::residency::{PAGE_BYTES, page_down};
 use crate::ledger::{Event, Ledger, NO_STACK, StackLimits};
+use crate::managed::{self, Managed, SharedManaged};
 use crate::session::report::heap::HeapBytes;
 use crate::session::tier::exact::vm_event;
 use crate::units::{Addr, StackHash, StackId};
@@ -75,6 +76,8 @@ pub struct ProcessState {
     pub free_bytes: Option<u64>,
     /// Live bytes of the heap at the last census; `None` = no census could determine them.
     pub live_bytes: Option<u64>,
+    /// Names the frames of its runtimes.
+    pub managed: SharedManaged,
 }
 
 impl ProcessState {
@@ -93,6 +96,7 @@ impl ProcessState {
             touches_elsewhere: 0,
             free_bytes: heap.free,
             live_bytes: heap.live,
+            managed: Managed::shared(Arc::default()),
         }
     }
 
@@ -110,6 +114,11 @@ impl ProcessState {
     /// The id of a stack hash; [`NO_STACK`] for none.
     fn stack(&mut self, hash: StackHash) -> StackId {
         self.stacks.stack_id(hash).unwrap_or(NO_STACK)
+    }
+
+    fn define_stack(&mut self, hash: StackHash, frames: &[u64], end: u8) {
+        let frames = &*managed::named(&self.managed, frames);
+        self.stacks.apply(&Event::DefineStack { hash, frames, end });
     }
 
     /// Applies a record.
@@ -156,7 +165,7 @@ impl ProcessState {
                     window.born(addr.0, words, known);
                 }
             }
-            Body::Stack { hash, frames, end } => self.stacks.apply(&Event::DefineStack { hash, frames, end }),
+            Body::Stack { hash, frames, end } => self.define_stack(hash, frames, end),
             Body::Vm { change: VmChange::Touch { addr, touches }, stack, .. } => self.touch(addr, touches, stack),
             Body::Vm { change, stack, .. } => self.changed(change, stack, time_ns),
             _ => {}
@@ -166,7 +175,7 @@ impl ProcessState {
     /// Applies a record of the size-selective probes.
     fn apply_large(&mut self, record: &Record<'_>, time_ns: u64) {
         if let Body::Stack { hash, frames, end } = record.body {
-            self.stacks.apply(&Event::DefineStack { hash, frames, end });
+            self.define_stack(hash, frames, end);
         }
         // Records sent before these probes were attached belong to an earlier trial.
         let Some(large) = self.large.as_mut().filter(|large| time_ns >= large.since_ns) else { return };

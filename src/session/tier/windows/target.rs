@@ -3,6 +3,7 @@
 mod full;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use full::{Full, PIECE_S};
@@ -11,8 +12,9 @@ use crate::allocator::{Allocator, ChunkRule};
 use crate::capture::{AttachFile, Attached, Capture, Hits, Ring, Slot, TargetLoss};
 use crate::governor::retention::{BlockContents, BlockQuery, ContentSample, OF_WINDOW_MAX, Retention};
 use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, Spent, ThreadTime, Tier, WindowClass, WindowCost, WindowTimes};
+use crate::managed::{self, SharedManaged};
 use crate::probe::plan::Planner;
-use crate::process::Process;
+use crate::process::{Maps, Process};
 use crate::profile::HeapSummary;
 use crate::random::Random;
 use crate::selective::builds::KnownSites;
@@ -106,6 +108,8 @@ pub struct Target {
     throwing: usize,
     pub allocators: Vec<String>,
     pub space: AddressSpace,
+    /// Its managed runtimes, shared with the thread that names stacks.
+    managed: SharedManaged,
     pub pace: Pace,
     schedule: Schedule,
     pub estimator: Estimator<StackId>,
@@ -150,9 +154,10 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn new(process: Process, slot: Slot, budget: f64, tools: &Tools<'_>, large_blocks: bool) -> Self {
+    pub fn new(process: Process, slot: Slot, budget: f64, tools: &Tools<'_>, large_blocks: bool, managed: SharedManaged) -> Self {
         let (costs, now_s, chooses_returns) = (tools.costs, tools.now_s, tools.capture.chooses_returns());
-        let space = AddressSpace::new(process.pid().0, Vec::new());
+        let mut space = AddressSpace::new(process.pid().0, Vec::new());
+        space.set_named(Arc::clone(managed::lock(&managed).names()));
         // Window positions must differ between processes and between runs.
         let seed = monotonic_ns() ^ (u64::from(process.pid().0) << 32) ^ u64::from(slot.generation);
         Self {
@@ -164,6 +169,7 @@ impl Target {
             throwing: 0,
             allocators: Vec::new(),
             space,
+            managed,
             pace: Pace::new(budget, costs),
             schedule: Schedule::new(seed, now_s),
             estimator: Estimator::default(),
@@ -202,9 +208,7 @@ impl Target {
         let capture = &session.capture;
         let maps = self.process.maps()?;
         session.snapshots().update(&mut self.space, &self.process, &maps);
-        if let Err(error) = capture.tables().sync_process(&self.process, self.pid().0, &maps) {
-            self.note(format!("no unwind tables: {error}"));
-        }
+        self.sync_tables(capture, &maps);
         let plan = planner.plan(&self.process)?;
         self.look_at_limits(capture);
         self.files = plan.files.iter().map(|file| attach_file(file, |site| self.return_probes.allows(site))).collect();
@@ -223,6 +227,24 @@ impl Target {
         self.say_what_is_passed_over();
         self.large.look(&self.process, &plan, known);
         Ok(())
+    }
+
+    /// Brings the unwinder's tables up to date.
+    fn sync_tables(&mut self, capture: &Capture, maps: &Maps) {
+        let (code, notes) = managed::refresh(&self.managed, &self.process, maps, capture.tables().walks_managed());
+        if let Err(error) = capture.tables().sync_managed(&self.process, self.pid().0, maps, &code) {
+            self.note(format!("no unwind tables: {error}"));
+        }
+        notes.into_iter().for_each(|note| self.note(note));
+    }
+
+    /// Looks again for a managed runtime that was starting, or had not everything yet.
+    pub fn look_for_runtimes(&mut self, session: &Session) {
+        if managed::lock(&self.managed).is_unfinished()
+            && let Ok(maps) = self.process.maps()
+        {
+            self.sync_tables(&session.capture, &maps);
+        }
     }
 
     /// Checks whether its memory is limited by now: from then on an exception of operator new must be able to pass.

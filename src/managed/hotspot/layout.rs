@@ -1,0 +1,287 @@
+//! Where a build of HotSpot keeps what is read of it: offsets and sizes of its structures and addresses of its variables, all from its own
+//! description of itself.
+
+use super::Refusal;
+use super::packed::Packing;
+use crate::bpf::{HOTSPOT_HEAD_BYTES, HOTSPOT_METHOD_BYTES, HOTSPOT_NONE};
+use crate::census::runtime::hotspot::structs::{Library, Structs};
+
+/// The oldest version whose frames are walked: JDK 8 has one code heap, and another interpreter frame.
+const OLDEST: u32 = 9;
+
+/// The structures that are described.
+const WANTED: [&str; 22] = [
+    "Abstract_VM_Version",
+    "AbstractInterpreter",
+    "CodeBlob",
+    "CodeCache",
+    "CodeHeap",
+    "CompiledMethod",
+    "ConstMethod",
+    "ConstantPool",
+    "ContinuationEntry",
+    "GenericGrowableArray",
+    "GrowableArray<int>",
+    "GrowableArrayBase",
+    "HeapBlock",
+    "InstanceKlass",
+    "Klass",
+    "Method",
+    "PcDesc",
+    "StubQueue",
+    "StubRoutines",
+    "Symbol",
+    "VirtualSpace",
+    "nmethod",
+];
+
+/// Where a compiled method keeps its tables of inlined methods.
+#[derive(Debug, Clone, Copy)]
+pub enum Scopes {
+    /// In the method itself, one part behind the other: metadata, data, pcs, dependencies (until JDK 22).
+    Inside {
+        /// The field with the offset of the metadata, likewise the others; that of the data holds an address.
+        metadata: u64,
+        data: u64,
+        pcs: u64,
+        dependencies: u64,
+    },
+    /// In memory of their own (JDK 23 on).
+    Outside {
+        /// The field with the address of the immutable data, and with its bytes.
+        immutable: u64,
+        immutable_bytes: u64,
+        /// Fields with offsets in it.
+        pcs: u64,
+        data: u64,
+        metadata: Metadata,
+    },
+}
+
+/// Where the metadata lies that the tables refer to.
+#[derive(Debug, Clone, Copy)]
+pub enum Metadata {
+    /// In the blob, behind its code and data: fields with the offset of the data, of the metadata from there on (16 bits), and the blob's size.
+    InBlob { data: u64, metadata: u64, size: u64 },
+    /// In memory of its own, behind the relocations: fields with its address, its bytes, and the bytes of the relocations.
+    Mutable { address: u64, bytes: u64, relocations: u64 },
+}
+
+/// Where a class's source file is named.
+#[derive(Debug, Clone, Copy)]
+pub enum SourceFile {
+    /// A field of the constant pool.
+    Pool(u64),
+    /// A field of the class.
+    Class(u64),
+}
+
+/// Offsets, in bytes from the begin of the structure whose name stands first; and addresses of variables.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    pub major: u32,
+    pub packing: Packing,
+    // Variables.
+    pub heaps: u64,
+    pub low_bound: u64,
+    pub interpreter: u64,
+    pub call_stub_return: u64,
+    pub continuation_return: Option<u64>,
+    // Containers.
+    pub array_length: u64,
+    pub array_data: u64,
+    pub space_low: u64,
+    pub space_high: u64,
+    pub heap_memory: u64,
+    pub heap_segments: u64,
+    pub heap_segment_shift: u64,
+    pub heap_block_bytes: u64,
+    pub queue_buffer: u64,
+    // Blobs.
+    pub blob_name: u64,
+    pub blob_frame_size: u64,
+    pub blob_code_begin: u64,
+    pub blob_code_end: u64,
+    pub relative: bool,
+    // Compiled methods.
+    pub method_of_code: u64,
+    pub compile_id: u64,
+    pub original_pc: u64,
+    pub deopt: u64,
+    pub deopt_mh: Option<u64>,
+    pub scopes: Scopes,
+    pub pc_desc_bytes: u64,
+    pub pc_desc_pc: u64,
+    pub pc_desc_scope: u64,
+    // Methods.
+    pub method_const: u64,
+    pub const_bytes: u64,
+    pub const_pool: u64,
+    pub const_words: u64,
+    pub const_flags: u64,
+    pub const_code_bytes: u64,
+    pub const_name: u64,
+    pub pool_bytes: u64,
+    pub pool_holder: u64,
+    pub source_file: SourceFile,
+    pub klass_name: u64,
+    pub symbol_length: u64,
+    pub symbol_body: u64,
+}
+
+impl Layout {
+    /// Reads it from a library in a process.
+    ///
+    /// # Errors
+    /// If the library does not describe itself, or not all that is needed.
+    pub fn read(library: &Library<'_>) -> Result<Self, Refusal> {
+        let structs = Structs::read(library, &WANTED).ok_or(Refusal::Missing { owner: "gHotSpotVMStructs", field: "entries" })?;
+        let found = |owner: &'static str, field: &'static str| structs.offset(owner, field);
+        let need = |owner: &'static str, field: &'static str| found(owner, field).ok_or(Refusal::Missing { owner, field });
+        let variable = |owner: &'static str, field: &'static str| structs.address(owner, field).ok_or(Refusal::Missing { owner, field });
+        let size = |owner: &'static str| structs.size(owner).ok_or(Refusal::Missing { owner, field: "size" });
+        // Both were one structure from JDK 23 on.
+        let code = |field: &'static str| found("nmethod", field).or_else(|| found("CompiledMethod", field));
+        let need_code = |field: &'static str| code(field).ok_or(Refusal::Missing { owner: "nmethod", field });
+
+        let version = variable("Abstract_VM_Version", "_vm_major_version")?;
+        let major = library.memory.bytes(version, 4).and_then(|bytes| Some(u32::from_le_bytes(bytes.try_into().ok()?)));
+        let major = major.filter(|&major| major > 0).ok_or(Refusal::Starting)?;
+        if major < OLDEST || found("CodeCache", "_heaps").is_none() {
+            return Err(Refusal::TooOld);
+        }
+        let relative = found("CodeBlob", "_code_begin").is_none();
+        let layout = Self {
+            major,
+            packing: Packing::of_version(major),
+            heaps: variable("CodeCache", "_heaps")?,
+            low_bound: variable("CodeCache", "_low_bound")?,
+            interpreter: variable("AbstractInterpreter", "_code")?,
+            call_stub_return: variable("StubRoutines", "_call_stub_return_address")?,
+            continuation_return: structs.address("ContinuationEntry", "_return_pc").filter(|&address| address != 0),
+            array_length: found("GrowableArrayBase", "_len").map_or_else(|| need("GenericGrowableArray", "_len"), Ok)?,
+            array_data: need("GrowableArray<int>", "_data")?,
+            space_low: need("VirtualSpace", "_low_boundary")?,
+            space_high: need("VirtualSpace", "_high_boundary")?,
+            heap_memory: need("CodeHeap", "_memory")?,
+            heap_segments: need("CodeHeap", "_segmap")?,
+            heap_segment_shift: need("CodeHeap", "_log2_segment_size")?,
+            heap_block_bytes: size("HeapBlock")?,
+            queue_buffer: need("StubQueue", "_stub_buffer")?,
+            blob_name: need("CodeBlob", "_name")?,
+            blob_frame_size: need("CodeBlob", "_frame_size")?,
+            blob_code_begin: need("CodeBlob", if relative { "_code_offset" } else { "_code_begin" })?,
+            blob_code_end: need("CodeBlob", if relative { "_data_offset" } else { "_code_end" })?,
+            relative,
+            method_of_code: need_code("_method")?,
+            compile_id: need_code("_compile_id")?,
+            original_pc: need_code("_orig_pc_offset")?,
+            deopt: {
+                let names = if relative { ["_deopt_handler_offset", "_deopt_handler_entry_offset"] } else { ["_deopt_handler_begin"; 2] };
+                names.into_iter().find_map(code).ok_or(Refusal::Missing { owner: "nmethod", field: names[0] })?
+            },
+            deopt_mh: code(if relative { "_deopt_mh_handler_offset" } else { "_deopt_mh_handler_begin" }),
+            scopes: match code("_immutable_data") {
+                None => Scopes::Inside {
+                    metadata: need_code("_metadata_offset")?,
+                    data: need_code("_scopes_data_begin")?,
+                    pcs: need_code("_scopes_pcs_offset")?,
+                    dependencies: need_code("_dependencies_offset")?,
+                },
+                Some(immutable) => Scopes::Outside {
+                    immutable,
+                    immutable_bytes: need_code("_immutable_data_size")?,
+                    pcs: need_code("_scopes_pcs_offset")?,
+                    data: need_code("_scopes_data_offset")?,
+                    metadata: match found("CodeBlob", "_mutable_data") {
+                        Some(address) => Metadata::Mutable {
+                            address,
+                            bytes: need("CodeBlob", "_mutable_data_size")?,
+                            relocations: need("CodeBlob", "_relocation_size")?,
+                        },
+                        None => Metadata::InBlob {
+                            data: need("CodeBlob", "_data_offset")?,
+                            metadata: need_code("_metadata_offset")?,
+                            size: need("CodeBlob", "_size")?,
+                        },
+                    },
+                },
+            },
+            pc_desc_bytes: size("PcDesc")?,
+            pc_desc_pc: need("PcDesc", "_pc_offset")?,
+            pc_desc_scope: need("PcDesc", "_scope_decode_offset")?,
+            method_const: need("Method", "_constMethod")?,
+            const_bytes: size("ConstMethod")?,
+            const_pool: need("ConstMethod", "_constants")?,
+            const_words: need("ConstMethod", "_constMethod_size")?,
+            const_flags: found("ConstMethod", "_flags").map_or_else(|| need("ConstMethod", "_flags._flags"), Ok)?,
+            const_code_bytes: need("ConstMethod", "_code_size")?,
+            const_name: need("ConstMethod", "_name_index")?,
+            pool_bytes: size("ConstantPool")?,
+            pool_holder: need("ConstantPool", "_pool_holder")?,
+            source_file: match found("ConstantPool", "_source_file_name_index") {
+                Some(field) => SourceFile::Pool(field),
+                None => SourceFile::Class(need("InstanceKlass", "_source_file_name_index")?),
+            },
+            klass_name: need("Klass", "_name")?,
+            symbol_length: need("Symbol", "_length")?,
+            symbol_body: need("Symbol", "_body")?,
+        };
+        layout.check()
+    }
+
+    /// Whether the unwinder can read what it needs in the pieces that it reads.
+    fn check(self) -> Result<Self, Refusal> {
+        let head = [self.blob_name, self.blob_code_begin, self.blob_code_end, self.blob_frame_size];
+        let first = self.first_of_code();
+        let code = [self.compile_id, self.original_pc, self.deopt, self.deopt_mh.unwrap_or(first)];
+        let fits = |fields: &[u64], from: u64, bytes: u32| fields.iter().all(|&field| field - from + 8 <= u64::from(bytes));
+        let is_sized = |bytes: u64| (1..4096).contains(&bytes);
+        if !fits(&head, 0, HOTSPOT_HEAD_BYTES)
+            || !fits(&code, first, HOTSPOT_METHOD_BYTES)
+            || ![self.heap_block_bytes, self.pc_desc_bytes, self.const_bytes, self.pool_bytes].into_iter().all(is_sized)
+        {
+            return Err(Refusal::Unknown);
+        }
+        Ok(self)
+    }
+
+    /// The first of a compiled method's fields that the unwinder reads in one piece.
+    #[must_use]
+    pub fn first_of_code(&self) -> u64 {
+        let fields = [self.compile_id, self.original_pc, self.deopt].into_iter().chain(self.deopt_mh);
+        fields.min().unwrap_or(0)
+    }
+
+    /// The record for the unwinder, without what differs between processes.
+    #[must_use]
+    pub fn record(&self) -> crate::bpf::Hotspot {
+        // Offsets are below 2^16.
+        let number = |offset: u64| u32::try_from(offset).unwrap_or(u32::MAX);
+        let first = self.first_of_code();
+        crate::bpf::Hotspot {
+            code_begin: 0,
+            interpreter_begin: 0,
+            interpreter_end: 0,
+            name_nmethod: 0,
+            name_native: 0,
+            call_stub_return: 0,
+            barrier_begin: 0,
+            barrier_end: 0,
+            barrier_frame_bytes: 0,
+            segment_shift: 0,
+            block_bytes: number(self.heap_block_bytes),
+            relative: u32::from(self.relative),
+            at_name: number(self.blob_name),
+            at_frame_size: number(self.blob_frame_size),
+            at_code_begin: number(self.blob_code_begin),
+            at_code_end: number(self.blob_code_end),
+            at_method: number(first),
+            at_compile_id: number(self.compile_id - first),
+            at_original_pc: number(self.original_pc - first),
+            at_deopt: number(self.deopt - first),
+            at_deopt_mh: self.deopt_mh.map_or(HOTSPOT_NONE, |field| number(field - first)),
+            pad: 0,
+        }
+    }
+}

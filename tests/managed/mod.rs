@@ -1,0 +1,4 @@
+//! Frames of managed runtimes, against what the runtimes themselves say.
+
+mod java;
+mod truth;
