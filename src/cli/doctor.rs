@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -13,7 +14,8 @@ use crate::capture::tables::{FileStatus, TableState};
 use crate::emitter::{Emitter, Emitters, Finder};
 use crate::error::{ExitStatus, Failed};
 use crate::machine::register::Register;
-use crate::probe::features::{Capability, Features, Support};
+use crate::managed::{self, Managed};
+use crate::probe::features::{Attach, Capability, Features, Support};
 use crate::probe::plan::{FilePlan, Plan, PlanError, SitePlan, plan};
 use crate::process::handle::{Process, ProcessError};
 use crate::sanitize::terminal;
@@ -48,6 +50,7 @@ pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyho
     let emitters = args.pid.and_then(|pid| Finder::new(features.emulation()).find(&Process::open(Pid(pid)).ok()?).ok());
     // Without permission to load programs there are no tables to show; the kernel's part of the report says why.
     let tables = target.as_ref().and_then(|target| target.as_ref().ok()).and_then(|(process, _)| capture::unwind_tables(process).ok());
+    let walks_managed = !matches!(features.attach(), Ok(Attach::ByAddress));
     let programs = args.programs.then(capture::programs::verify_each);
     // A build that is not in the table takes seconds in the sandbox.
     let large = target.as_ref().and_then(|target| target.as_ref().ok());
@@ -58,11 +61,14 @@ pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyho
             page.insert("programs".into(), json!(programs));
         }
         if let (Some(Ok((process, plan))), Some(large), Some(page)) = (&target, &large, page.as_object_mut()) {
-            let mut process = process_json(process, plan, large.as_ref(), tables.as_deref());
-            if let (Some(process), Some(found)) = (process.as_object_mut(), &emitters) {
-                process.insert("emitters".into(), emitters_json(found));
+            let mut process_page = process_json(process, plan, large.as_ref(), tables.as_deref());
+            if let (Some(object), Some(found)) = (process_page.as_object_mut(), &emitters) {
+                object.insert("emitters".into(), emitters_json(found));
             }
-            page.insert("process".into(), process);
+            if let Some(object) = process_page.as_object_mut() {
+                object.insert("managed_frames".into(), json!(managed_frames(process, walks_managed)));
+            }
+            page.insert("process".into(), process_page);
         }
         serde_json::to_writer_pretty(&mut *out, &page)?;
         writeln!(out)?;
@@ -71,6 +77,9 @@ pub fn run(args: &DoctorArgs, features: &Features, out: &mut dyn Write) -> anyho
         write_programs(programs.as_deref().unwrap_or_default(), out)?;
         if let (Some(Ok((process, plan))), Some(large)) = (&target, &large) {
             write_process(process, plan, large.as_ref(), out)?;
+            if let Some(sentence) = managed_frames(process, walks_managed) {
+                writeln!(out, "  {sentence}")?;
+            }
             write_emitters(&emitters.unwrap_or_default(), out)?;
             write_tables(tables.as_deref().unwrap_or_default(), out)?;
         }
@@ -165,8 +174,7 @@ fn write_programs(programs: &[capture::programs::Verified], out: &mut dyn Write)
     Ok(())
 }
 
-fn attach_name(method: crate::probe::features::Attach) -> &'static str {
-    use crate::probe::features::Attach;
+fn attach_name(method: Attach) -> &'static str {
     match method {
         Attach::Session => "uprobe_multi sessions",
         Attach::Multi => "uprobe_multi, entries and returns attached separately",
@@ -256,6 +264,15 @@ fn emitters_json(found: &Emitters) -> Value {
         })
     };
     json!({ "found": found.emitters.iter().map(one).collect::<Vec<_>>(), "refused": found.refused })
+}
+
+/// Which frames of managed runtimes will be named, or why not; `None` = the process has none that is known.
+fn managed_frames(process: &Process, walks_managed: bool) -> Option<String> {
+    let maps = process.maps().ok()?;
+    let managed = Managed::shared(Arc::default());
+    let (_, note) = managed::refresh(&managed, process, &maps, walks_managed);
+    let described = managed::lock(&managed).describe();
+    note.or(described)
 }
 
 /// The unwind table of each mapped file.

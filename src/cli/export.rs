@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use super::by::By;
+use super::frames::Frames;
 use super::help::examples;
 use super::{flamegraph, output, report};
 use crate::profile::{folded, json, pprof};
@@ -24,6 +25,9 @@ pub struct ExportArgs {
     /// Value for folded and svg, and the order of json [default: the first of live, survivors, allocated that the file has]
     #[arg(long, value_enum)]
     pub by: Option<By>,
+    /// Frames to show: of native code, of managed runtimes, or all
+    #[arg(long, value_enum, default_value_t)]
+    pub frames: Frames,
     /// Output file [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -47,7 +51,7 @@ pub enum Format {
 /// # Errors
 /// If the file is not a heap profile or does not have the value, or if the output cannot be written.
 pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
-    let profile = report::load(&args.file)?;
+    let profile = report::load(&args.file)?.with_frames(args.frames.into());
     let mut bytes = Vec::new();
     if args.format == Format::Pprof {
         pprof::write(&profile, &mut bytes)?;

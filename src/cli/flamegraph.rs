@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::by::By;
+use super::frames::Frames;
 use super::help::examples;
 use super::{output, report};
 use crate::error::{ExitStatus, Failed};
@@ -23,6 +24,9 @@ pub struct FlamegraphArgs {
     /// Value shown as width [default: the first of live, survivors, allocated that the file has]
     #[arg(long, value_enum)]
     pub by: Option<By>,
+    /// Frames to show: of native code, of managed runtimes, or all
+    #[arg(long, value_enum, default_value_t)]
+    pub frames: Frames,
     /// Output file
     #[arg(short, long, value_name = "FILE", default_value = "fragprof.svg")]
     pub output: PathBuf,
@@ -33,7 +37,7 @@ pub struct FlamegraphArgs {
 /// # Errors
 /// If the file is not a heap profile or has nothing to draw, or if the SVG cannot be written.
 pub fn run(args: &FlamegraphArgs) -> anyhow::Result<()> {
-    let profile = report::load(&args.file)?;
+    let profile = report::load(&args.file)?.with_frames(args.frames.into());
     let view = By::view(args.by, &[(&profile, &args.file)])?;
     let svg = drawn(&profile, view)?;
     output::to_file(&args.output, |out| out.write_all(&svg))?;

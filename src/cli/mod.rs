@@ -11,6 +11,7 @@ pub mod doctor;
 pub mod explain;
 pub mod export;
 pub mod flamegraph;
+mod frames;
 pub mod generate;
 mod help;
 pub mod leaks;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args, ValueEnum};
 
+use super::frames::Frames;
 use super::help::examples;
 use super::output::{self, say};
 use super::progress::{self, Progress, Said};
@@ -65,6 +66,9 @@ pub struct RecordArgs {
     /// Record child processes too (always on for a command)
     #[arg(long)]
     pub children: bool,
+    /// Frames to keep: of native code, of managed runtimes, or all
+    #[arg(long, value_enum, default_value_t, hide_short_help = true)]
+    pub frames: Frames,
     /// At the end, scan the heap and split the rows [before attach] and [unattributed] by root, owner and type; takes about two seconds of
     /// CPU time per GiB
     #[arg(long)]
@@ -225,6 +229,7 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut profile = recorder.finish().map_err(failed)?;
     drop(shown);
     profile.meta.notes.extend(stopped(args));
+    let profile = profile.with_frames(args.frames.into());
     write(&profile, &args.output)?;
     say!("{}", summary(&profile, args));
     match ended.filter(|status| !status.success()) {
@@ -318,6 +323,7 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     drop(shown);
     let mut profile = governed.finish();
     profile.meta.notes.extend(stopped(args));
+    let profile = profile.with_frames(args.frames.into());
     write(&profile, &args.output)?;
     say!("{}", governed_summary(&profile, args));
     Ok(())

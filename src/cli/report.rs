@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::by::By;
+use super::frames::Frames;
 use super::help::examples;
 use super::{output, past};
 use crate::error::{ExitStatus, Failed};
@@ -34,6 +35,9 @@ pub struct ReportArgs {
     /// Value to rank stacks by [default: the first of live, survivors, allocated that the file has]
     #[arg(long, value_enum)]
     pub by: Option<By>,
+    /// Frames to show: of native code, of managed runtimes, or all
+    #[arg(long, value_enum, default_value_t)]
+    pub frames: Frames,
     /// Stacks to show [default: 20, with --json all]
     #[arg(long, value_name = "N")]
     pub top: Option<usize>,
@@ -57,7 +61,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
         return past::report(&past::open(args.history.as_deref())?, since, args.pid, args.json);
     }
     let file = args.file.as_deref().unwrap_or(Path::new(""));
-    let profile = load(file)?;
+    let profile = load(file)?.with_frames(args.frames.into());
     let view = By::view(args.by, &[(&profile, file)])?;
     if args.json {
         return output::print(&json::to_string(&profile, view.kind, args.top));

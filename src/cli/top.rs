@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
+use super::frames::Frames;
 use super::help::examples;
 use super::record::{failed, parse_duration};
 use super::stop::stop_flag;
@@ -45,6 +46,9 @@ pub struct TopArgs {
     /// Process to trace; can be given several times
     #[arg(short, long, value_name = "PID")]
     pub pid: Vec<u32>,
+    /// Frames to show: of native code, of managed runtimes, or all
+    #[arg(long, value_enum, default_value_t)]
+    pub frames: Frames,
     /// Agent to show: http://HOST:PORT, https://HOST:PORT, or unix:PATH for its socket [default: the agent of this machine, if it answers]
     #[arg(long, value_name = "URL", conflicts_with = "pid")]
     pub url: Option<String>,
@@ -217,7 +221,7 @@ fn drive(collector: &mut Collector, due: Instant, stop: &AtomicBool) -> bool {
 
 fn print(args: &TopArgs, recorder: Recorder, stop: &AtomicBool) -> anyhow::Result<()> {
     // No user waits for a key press: each sample can be complete.
-    let mut collector = Collector::new(recorder, Duration::MAX);
+    let mut collector = Collector::new(recorder, Duration::MAX, args.frames.into());
     // The first sample is the base for the rates of the next.
     collector.sample();
     let mut due = Instant::now();
@@ -246,7 +250,7 @@ fn object(sample: &Sample) -> anyhow::Result<String> {
 fn show(args: &TopArgs, recorder: Recorder, stop: &AtomicBool) -> anyhow::Result<()> {
     let (sender, samples) = sync_channel(SAMPLES_WAITING);
     let done = Arc::<AtomicBool>::default();
-    let thread = collect(recorder, args.interval, sender, Arc::clone(&done)).context("cannot start the collector's thread")?;
+    let thread = collect(recorder, args.interval, args.frames, sender, Arc::clone(&done)).context("cannot start the collector's thread")?;
     let held = log::hold();
     let left = live::show(&samples, stop, output::colour());
     drop(held);
@@ -260,10 +264,16 @@ fn show(args: &TopArgs, recorder: Recorder, stop: &AtomicBool) -> anyhow::Result
     }
 }
 
-fn collect(recorder: Recorder, interval: Duration, samples: SyncSender<Sample>, done: Arc<AtomicBool>) -> io::Result<JoinHandle<()>> {
+fn collect(
+    recorder: Recorder,
+    interval: Duration,
+    frames: Frames,
+    samples: SyncSender<Sample>,
+    done: Arc<AtomicBool>,
+) -> io::Result<JoinHandle<()>> {
     Builder::new().name("fragprof-top".into()).spawn(move || {
         // At most half an interval for symbol names, so that samples are in time.
-        let mut collector = Collector::new(recorder, interval / 2);
+        let mut collector = Collector::new(recorder, interval / 2, frames.into());
         let mut due = Instant::now();
         loop {
             let go_on = drive(&mut collector, due, &done);

@@ -10,6 +10,7 @@
 pub mod coverage;
 pub mod diff;
 pub mod folded;
+pub mod frames;
 pub mod glue;
 mod hints;
 pub mod histogram;
@@ -27,6 +28,7 @@ pub mod text;
 pub mod tree;
 
 pub use crate::frame::{Frame, FrameFlags};
+pub use frames::FrameFilter;
 pub use histogram::PowerCounts;
 pub use kind::{KindSet, StandardErrors, ValueKind, Values};
 pub use meta::{Attribution, Counter, Governed, HeapMoment, HeapSummary, LargeBlocks, Metadata, Mode, Process};

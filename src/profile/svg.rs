@@ -2,13 +2,14 @@
 
 use std::io::{self, Write};
 
-use inferno::flamegraph::color::{BasicPalette, Palette};
+use inferno::flamegraph::color::{BasicPalette, Color, Palette, PaletteMap};
 use inferno::flamegraph::{self, Options};
 use thiserror::Error;
 
 use super::folded;
 use super::kind::ValueKind;
 use super::model::Profile;
+use crate::frame::{Frame, FrameKind};
 use crate::sanitize;
 
 /// Why a flame graph could not be drawn.
@@ -37,10 +38,29 @@ pub fn write(profile: &Profile, kind: ValueKind, title: &str, mut out: impl Writ
     options.name_type = "Function:".into();
     options.colors = Palette::Basic(BasicPalette::Mem);
     options.deterministic = true;
+    let mut colours = colours(profile);
+    options.palette_map = Some(&mut colours);
     let mut svg = Vec::new();
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
     out.write_all(&with_root_label(svg))?;
     Ok(())
+}
+
+/// Frames of managed runtimes have a colour by their kind. A method that was compiled while it was recorded is shown once, as compiled.
+fn colours(profile: &Profile) -> PaletteMap {
+    let mut colours = PaletteMap::default();
+    let mut managed: Vec<&Frame> = profile.frames().iter().filter(|frame| frame.kind().is_managed()).collect();
+    managed.sort_by_key(|frame| frame.kind());
+    for frame in managed {
+        let (r, g, b) = match frame.kind() {
+            FrameKind::JavaInterpreted => (190, 210, 110),
+            FrameKind::JavaCompiled => (90, 200, 100),
+            FrameKind::JavaInlined => (100, 205, 190),
+            FrameKind::Native => continue,
+        };
+        colours.insert(sanitize::folded(&frame.function), Color { r, g, b });
+    }
+    colours
 }
 
 /// Adds the label of the root's row, which is otherwise written by a script in the browser: viewers may not run scripts.

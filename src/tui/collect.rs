@@ -11,12 +11,12 @@ use super::heap::{self, HeapReader};
 use super::sample::{Counted, Errors, Heap, Named, Numbers, Peak, ProcessSample, Sample, StackKey, StackSample};
 use crate::ledger::{LedgerTotals, SampledLedger};
 use crate::process::ProcessId;
-use crate::profile::Frame;
+use crate::profile::{Frame, FrameFilter};
 use crate::session::Recorder;
 use crate::session::report::placeholder;
 use crate::session::report::view::View;
 use crate::session::tier::exact::Watched;
-use crate::symbol::Symbolizer;
+use crate::symbol::{AddressSpace, Symbolizer};
 use crate::units::StackId;
 use crate::unwind::End;
 
@@ -26,7 +26,7 @@ const NAMES_MAX: usize = 8192;
 /// Takes samples of a recording.
 pub struct Collector {
     recorder: Recorder,
-    symbolizer: Symbolizer,
+    namer: Namer,
     seen: HashMap<ProcessId, ProcessState>,
     naming_max: Duration,
 }
@@ -158,10 +158,22 @@ impl Figures {
     }
 }
 
+/// Names stacks, as far as they are shown.
+struct Namer {
+    symbolizer: Symbolizer,
+    frames: FrameFilter,
+}
+
+impl Namer {
+    fn stack(&mut self, space: &AddressSpace, words: &[u64]) -> Vec<Frame> {
+        self.frames.of_stack(self.symbolizer.stack(space, words))
+    }
+}
+
 impl Collector {
-    /// A collector for a recording. Naming new stacks takes at most `naming_max` per sample; later samples name the rest.
-    pub fn new(recorder: Recorder, naming_max: Duration) -> Self {
-        Self { recorder, symbolizer: Symbolizer::new(), seen: HashMap::new(), naming_max }
+    /// A collector for a recording, of which these frames are shown. Naming new stacks takes at most `naming_max` per sample; later samples name the rest.
+    pub fn new(recorder: Recorder, naming_max: Duration, frames: FrameFilter) -> Self {
+        Self { recorder, namer: Namer { symbolizer: Symbolizer::new(), frames }, seen: HashMap::new(), naming_max }
     }
 
     /// Drives the recording for up to `wait`. Returns whether any process is left.
@@ -172,7 +184,7 @@ impl Collector {
     /// The present state of everything.
     pub fn sample(&mut self) -> Sample {
         self.recorder.settle();
-        let Self { recorder, symbolizer, seen, naming_max } = self;
+        let Self { recorder, namer, seen, naming_max } = self;
         let name_until = Instant::now().checked_add(*naming_max);
         let mut processes = Vec::new();
         for look in recorder.views() {
@@ -181,7 +193,7 @@ impl Collector {
                 processes.push(ended.clone());
                 continue;
             }
-            let Some(process) = seen.sample(&look, symbolizer, name_until) else { continue };
+            let Some(process) = seen.sample(&look, namer, name_until) else { continue };
             if look.has_ended() && process.stacks.iter().all(|stack| stack.named.title().is_some()) {
                 seen.ended = Some(process.clone());
             }
@@ -193,13 +205,13 @@ impl Collector {
 }
 
 impl ProcessState {
-    fn sample(&mut self, look: &View<'_>, symbolizer: &mut Symbolizer, name_until: Option<Instant>) -> Option<ProcessSample> {
+    fn sample(&mut self, look: &View<'_>, namer: &mut Namer, name_until: Option<Instant>) -> Option<ProcessSample> {
         let mut figures = look.watched(|watched| Figures::copy(look, watched))?;
         self.rate(&mut figures);
         let chosen = choose::largest(&figures.stacks, choose::STACKS_PER_KEY);
         let keys: Vec<StackKey> =
             chosen.iter().filter_map(|&index| Some(StackKey { image: figures.image, id: StackId(u32::try_from(index).ok()?) })).collect();
-        let placeholders = self.name(look, &keys, &figures.stacks, symbolizer, name_until);
+        let placeholders = self.name(look, &keys, &figures.stacks, namer, name_until);
         let stacks = keys.iter().zip(&chosen).filter_map(|(&key, &index)| {
             let named = self.names.get(&key).or_else(|| placeholders.get(&key)).cloned().unwrap_or_else(Named::not_yet);
             Some(StackSample { key, numbers: *figures.stacks.get(index)?, named })
@@ -262,7 +274,7 @@ impl ProcessState {
         look: &View<'_>,
         keys: &[StackKey],
         stacks: &[Numbers],
-        symbolizer: &mut Symbolizer,
+        namer: &mut Namer,
         until: Option<Instant>,
     ) -> HashMap<StackKey, Named> {
         let mut placeholders = HashMap::new();
@@ -289,7 +301,7 @@ impl ProcessState {
                 continue;
             }
             let end = End::from_wire(end).filter(|end| *end != End::Complete).map(End::description);
-            self.names.insert(key, Named::new(symbolizer.stack(look.space(), &words), end));
+            self.names.insert(key, Named::new(namer.stack(look.space(), &words), end));
         }
         placeholders
     }

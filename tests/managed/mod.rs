@@ -1,4 +1,5 @@
 //! Frames of managed runtimes, against what the runtimes themselves say.
 
 mod java;
+mod life;
 mod truth;

@@ -28,6 +28,8 @@ pub const LABEL_TRUNCATED: &str = "stack_truncated";
 /// Numeric sample label, one per such frame: index in the sample's locations, leaf = 0, of a location found by a guarded frame-pointer step.
 /// The unit keeps pprof from dropping the 0.
 pub const LABEL_GUESSED: &str = "guessed_frame";
+/// String sample label: the managed runtime whose frames the stack has, the innermost one: `java`.
+pub const LABEL_RUNTIME: &str = "runtime";
 /// Unit of [`LABEL_GUESSED`].
 pub const LABEL_GUESSED_UNIT: &str = "index";
 /// String sample label: which of its values are lower bounds, such as [`LABEL_BOUND_RATES`].

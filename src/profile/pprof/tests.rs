@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
-use crate::frame::MODULE_JIT;
+use crate::frame::{MODULE_JAVA_COMPILED, MODULE_JIT};
 use crate::profile::testing::{frame, shop};
 use crate::profile::*;
 
@@ -440,9 +440,9 @@ fn unreadable_metadata_leaves_the_values_and_raises_a_doubt() {
 }
 
 fn arbitrary_frame() -> impl Strategy<Value = Frame> {
-    ("[a-z;<\u{1b}é]{1,6}", "[a-z/]{0,4}", 0u32..3, 0u8..3, any::<u64>(), any::<bool>()).prop_map(
+    ("[a-z;<\u{1b}é]{1,6}", "[a-z/]{0,4}", 0u32..3, 0u8..4, any::<u64>(), any::<bool>()).prop_map(
         |(function, file, line, module, address, inlined)| {
-            let module = ["", "/lib/a.so", MODULE_JIT][usize::from(module)];
+            let module = ["", "/lib/a.so", MODULE_JIT, MODULE_JAVA_COMPILED][usize::from(module)];
             Frame {
                 file: file.as_str().into(),
                 line,

@@ -10,7 +10,7 @@ use prost::Message;
 use super::allocator::{LABEL_ALLOCATED_BY, LABEL_FRAMES, Trimmed};
 use super::proto;
 use super::{
-    ERROR_SUFFIX, LABEL_BOUND, LABEL_BOUND_RATES, LABEL_COMM, LABEL_GUESSED, LABEL_GUESSED_UNIT, LABEL_PID, LABEL_TRUNCATED,
+    ERROR_SUFFIX, LABEL_BOUND, LABEL_BOUND_RATES, LABEL_COMM, LABEL_GUESSED, LABEL_GUESSED_UNIT, LABEL_PID, LABEL_RUNTIME, LABEL_TRUNCATED,
     METADATA_COMMENT,
 };
 use crate::frame::Frame;
@@ -280,6 +280,10 @@ impl Encoder {
         }
         if let Some(reason) = stack.truncated.as_deref().filter(|reason| !reason.is_empty()) {
             let (key, str) = (self.strings.id(LABEL_TRUNCATED), self.strings.id(reason));
+            labels.push(proto::Label { key, str, ..Default::default() });
+        }
+        if let Some(frame) = profile.frames_of(stack).find(|frame| frame.kind().is_managed()) {
+            let (key, str) = (self.strings.id(LABEL_RUNTIME), self.strings.id(frame.kind().runtime()));
             labels.push(proto::Label { key, str, ..Default::default() });
         }
         labels.extend(self.bound_label(profile, stack));
