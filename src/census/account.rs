@@ -151,6 +151,9 @@ pub struct HeapAccount {
     /// Milliseconds after which muzzy pages are returned, if equal for all arenas: 0 = at once, −1 = never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub muzzy_decay_ms: Option<i64>,
+    /// Of `trimmable_bytes`, those at the end of the brk heap (glibc, level full).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trimmable_top_bytes: Option<u64>,
     /// The largest run of free bytes.
     pub largest_free_bytes: Option<u64>,
     /// Chunks with mappings of their own: bytes.
@@ -271,6 +274,12 @@ pub struct ArenaAccount {
     /// Of `free_bytes`, extents without memory behind them (jemalloc, level full).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retained_bytes: Option<u64>,
+    /// Resident bytes that a trim or a purge would release of it. Level full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trimmable_bytes: Option<u64>,
+    /// Number of ranges that it would release, resident or not, with a system call each. Level full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trimmable_ranges: Option<u64>,
     /// Milliseconds after which this arena returns dirty pages: 0 = at once, −1 = never (jemalloc).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_decay_ms: Option<i64>,

@@ -211,19 +211,22 @@ fn fill(piece: &mut Piece, span: Range<u64>, mut visit: impl FnMut(&mut Page, u1
     }
 }
 
+/// The top of the main arena of a heap with headers, and the granularity in which its end is released.
+#[must_use]
+pub fn brk_top(heap: &HeapWalk) -> (Option<Range<u64>>, u64) {
+    let main = heap.chunks.regions().iter().filter(|region| region.arena == 0);
+    let top = main.flat_map(|region| heap.chunks.chunks_of(region)).filter(|chunk| chunk.state == ChunkState::Top).last();
+    let huge = heap.account.settings.iter().find(|setting| setting.name == "thp_pagesize").map_or(0, |setting| setting.value);
+    (top.map(|top| top.start..top.end()), PAGE_BYTES.max(huge))
+}
+
 /// The ranges that a trim or a purge returns. The rule of `malloc_trim` needs the brk heap's top: the end of the main arena, which is the
 /// first. Elsewhere whole free pages are used instead.
 fn give_back(heap: &HeapWalk, mut visit: impl FnMut(Range<u64>)) {
     if heap.account.allocator.row().chunks == ChunkRule::Header {
-        let main = heap.chunks.regions().iter().filter(|region| region.arena == 0);
-        let top = main.flat_map(|region| heap.chunks.chunks_of(region)).filter(|chunk| chunk.state == ChunkState::Top).last();
-        let huge = |name| heap.account.settings.iter().find(|setting| setting.name == name).map_or(0, |setting| setting.value);
-        let plan = TrimPlan {
-            brk_top: top.map(|top| top.start..top.end()),
-            top_unit_bytes: PAGE_BYTES.max(huge("thp_pagesize")),
-            huge_mappings: Vec::new(),
-        };
-        trim::visit(&heap.chunks, &plan, |range, _| visit(range));
+        let (brk_top, top_unit_bytes) = brk_top(heap);
+        let plan = TrimPlan { brk_top, top_unit_bytes, huge_mappings: Vec::new() };
+        trim::visit(&heap.chunks, &plan, |range, _, _| visit(range));
         return;
     }
     for region in heap.chunks.regions() {

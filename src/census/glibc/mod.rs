@@ -368,5 +368,10 @@ fn fill_pages(table: &ChunkTable, plan: &TrimPlan, regions: &Regions, pages: &mu
     account.ladder.trimmable_bytes = Some(trim.bytes());
     account.ladder.pinned_bytes = Some(occupancy.pinned_bytes);
     account.details.kept_bytes = Some(whole.saturating_sub(trim.bytes()));
+    account.trimmable_top_bytes = Some(trim.top_bytes);
+    for (index, arena) in account.arenas.iter_mut().enumerate() {
+        let released = u32::try_from(index).ok().and_then(|index| trim.arenas.get(&index)).copied().unwrap_or_default();
+        (arena.trimmable_bytes, arena.trimmable_ranges) = (Some(released.bytes), Some(released.runs));
+    }
     account.occupancy = Some(occupancy);
 }

@@ -3,6 +3,7 @@
 //! It merges the fastbins' chunks into their free neighbours, releases the whole pages of every free chunk after its header, and lowers the end
 //! of the brk heap. It never shrinks the tops of other arenas and never empties thread caches.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::super::chunks::{ChunkState, ChunkTable};
@@ -26,12 +27,23 @@ pub struct TrimPlan {
 }
 
 /// The prediction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Trim {
     /// Resident bytes of whole pages inside free chunks.
     pub inside_bytes: u64,
     /// Resident bytes at the end of the brk heap.
     pub top_bytes: u64,
+    /// By arena.
+    pub arenas: BTreeMap<u32, ArenaTrim>,
+}
+
+/// What is released of an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ArenaTrim {
+    /// Resident bytes.
+    pub bytes: u64,
+    /// Ranges released, resident or not: a system call each.
+    pub runs: u64,
 }
 
 impl Trim {
@@ -55,8 +67,11 @@ pub enum Place {
 #[must_use]
 pub fn predict(table: &ChunkTable, plan: &TrimPlan, pages: &mut PageCache<'_>) -> Trim {
     let mut trim = Trim::default();
-    visit(table, plan, |range, place| {
+    visit(table, plan, |range, place, arena| {
         let bytes = pages.resident_bytes(range);
+        let of_arena = trim.arenas.entry(arena).or_default();
+        of_arena.bytes += bytes;
+        of_arena.runs += 1;
         match place {
             Place::Inside => trim.inside_bytes += bytes,
             Place::Top => trim.top_bytes += bytes,
@@ -65,9 +80,10 @@ pub fn predict(table: &ChunkTable, plan: &TrimPlan, pages: &mut PageCache<'_>) -
     trim
 }
 
-/// Visits the ranges of whole pages that would be released, resident or not.
-pub fn visit(table: &ChunkTable, plan: &TrimPlan, mut give: impl FnMut(Range<u64>, Place)) {
+/// Visits the ranges of whole pages that would be released, resident or not, with their arena.
+pub fn visit(table: &ChunkTable, plan: &TrimPlan, mut give: impl FnMut(Range<u64>, Place, u32)) {
     for region in table.regions() {
+        let arena = region.arena;
         let mut run: Option<Range<u64>> = None;
         table.chunks_of(region).for_each(|chunk| match chunk.state {
             ChunkState::Free | ChunkState::Fastbin => match &mut run {
@@ -78,17 +94,17 @@ pub fn visit(table: &ChunkTable, plan: &TrimPlan, mut give: impl FnMut(Range<u64
             ChunkState::Top => {
                 let top = run.take().map_or(chunk.start, |run| run.start)..chunk.end();
                 if let Some(range) = of_top(&top, plan) {
-                    give(range, Place::Top);
+                    give(range, Place::Top, arena);
                 }
             }
             _ => {
                 if let Some(range) = run.take().and_then(|run| inside(&run, plan)) {
-                    give(range, Place::Inside);
+                    give(range, Place::Inside, arena);
                 }
             }
         });
         if let Some(range) = run.and_then(|run| inside(&run, plan)) {
-            give(range, Place::Inside);
+            give(range, Place::Inside, arena);
         }
     }
 }
@@ -104,7 +120,13 @@ fn of_top(top: &Range<u64>, plan: &TrimPlan) -> Option<Range<u64>> {
     if plan.brk_top.as_ref().is_none_or(|brk| brk.end != top.end) {
         return None;
     }
-    let unit = plan.top_unit_bytes.max(PAGE_BYTES);
-    let extra = (top.end - top.start).saturating_sub(TOP_KEPT_BYTES) / unit * unit;
+    released_top(top, plan.top_unit_bytes, 0)
+}
+
+/// What is released at the end of the brk heap with this top, where `pad_bytes` of it are kept (malloc.c, systrim).
+#[must_use]
+pub fn released_top(top: &Range<u64>, unit_bytes: u64, pad_bytes: u64) -> Option<Range<u64>> {
+    let unit = unit_bytes.max(PAGE_BYTES);
+    let extra = (top.end - top.start).saturating_sub(TOP_KEPT_BYTES).saturating_sub(pad_bytes) / unit * unit;
     (extra > 0).then(|| top.end - extra..top.end)
 }

@@ -271,6 +271,8 @@ impl<'a> Reading<'a> {
         // Retained extents have been returned already; pages of them that are still resident do not count.
         if extent.state != ACTIVE && extent.state != RETAINED {
             sums.purgeable += residency.resident_bytes;
+            add(&mut arena.trimmable_bytes, residency.resident_bytes);
+            add(&mut arena.trimmable_ranges, 1);
         }
         if extent.state <= DIRTY {
             sums.taken_for_resident = sums.taken_for_resident.saturating_add(extent.bytes);
@@ -379,7 +381,15 @@ impl<'a> Reading<'a> {
 /// An empty arena.
 fn new_arena(number: u32) -> ArenaAccount {
     let none = Some(0);
-    ArenaAccount { address: u64::from(number), dirty_bytes: none, muzzy_bytes: none, retained_bytes: none, ..ArenaAccount::default() }
+    ArenaAccount {
+        address: u64::from(number),
+        dirty_bytes: none,
+        muzzy_bytes: none,
+        retained_bytes: none,
+        trimmable_bytes: none,
+        trimmable_ranges: none,
+        ..ArenaAccount::default()
+    }
 }
 
 fn add(sum: &mut Option<u64>, bytes: u64) {
