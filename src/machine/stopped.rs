@@ -59,6 +59,7 @@ pub(crate) fn wait_for(pid: i32) -> io::Result<i32> {
 }
 
 /// The general registers.
+#[derive(Clone)]
 pub struct Registers(libc::user_regs_struct);
 
 impl Registers {
@@ -172,6 +173,23 @@ impl Registers {
             _ => zero || sign != overflow,
         };
         holds != (condition & 1 == 1)
+    }
+
+    /// The flags.
+    #[must_use]
+    pub(crate) fn flags(&self) -> u64 {
+        self.0.eflags
+    }
+
+    /// Clears flags.
+    pub(crate) fn clear_flags(&mut self, flags: u64) {
+        self.0.eflags &= !flags;
+    }
+
+    /// The selectors of the code and the stack segment.
+    #[must_use]
+    pub(crate) fn segments(&self) -> [u16; 2] {
+        [self.0.cs as u16, self.0.ss as u16]
     }
 
     /// Clears the state by which the kernel could restart a system call.

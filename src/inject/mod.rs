@@ -1,0 +1,259 @@
+//! One function call made by a process that is already running, on a thread of its own that waits in a system call.
+//!
+//! ```text
+//! check (status, threads) ─→ stop one thread ─→ check it ─→ write two signal frames ─→ set its registers ─→ detach ─→ wait for the end
+//!        none is stopped       65 µs               stack, seccomp       below its stack        the commit          nothing to do
+//! ```
+//!
+//! The call is committed by one write of registers, after which the target needs nothing from outside: this process may be killed at any
+//! moment. No code is written and no memory is made executable. The other threads are never stopped, so what they hold they release; the
+//! thread that makes the call must not be inside the code that the call enters, which its stack shows. [`frame`] draws the frames, design
+//! note 0019 has the reasoning and what else was tried.
+//!
+//! The mechanism does not know what it calls: [`Call`] says that.
+
+mod code;
+pub mod frame;
+mod memory;
+mod parked;
+mod refusal;
+pub mod seccomp;
+mod software;
+mod stack;
+mod status;
+#[cfg(target_arch = "x86_64")]
+mod tracer;
+
+use std::time::{Duration, Instant};
+
+pub use code::{address_of, trampoline};
+pub use frame::Argument;
+pub use parked::{Parked, Rank, Threads};
+pub use refusal::{Refusal, Unfit};
+pub use stack::Forbidden;
+
+use self::status::ThreadStatus;
+use crate::process::Process;
+use crate::process::handle::read_bounded;
+
+/// Threads that are tried before the process is refused.
+const TRIED_MAX: usize = 16;
+/// Interval between two checks whether a call has ended.
+const POLL: Duration = Duration::from_micros(200);
+/// Bytes of `/proc/PID/wchan`, a function's name.
+const WAIT_CHANNEL_BYTES_MAX: u64 = 256;
+
+/// What is called, and what it needs.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    /// Address of the function.
+    pub function: u64,
+    /// Its arguments.
+    pub arguments: &'a [Argument],
+    /// Address of the instructions that return from a signal handler.
+    pub trampoline: u64,
+    /// Code in which the thread must not be: what holds locks that the call takes.
+    pub forbidden: &'a [Forbidden],
+    /// System calls that the function makes, by name and number.
+    pub system_calls: &'a [(&'static str, libc::c_long)],
+}
+
+/// How long each step may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Until a thread stands.
+    pub stop: Duration,
+    /// Until a thread's wait with a timeout ends by itself.
+    pub sleep: Duration,
+    /// Until the call is no longer waited for. It is not undone: it ends by itself.
+    pub call: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { stop: Duration::from_millis(200), sleep: Duration::from_secs(1), call: Duration::from_secs(60) }
+    }
+}
+
+/// How a committed call went on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// It returned, and the thread goes on as before.
+    Returned,
+    /// It had not returned when it was no longer waited for.
+    StillRuns,
+    /// It had not begun: the thread did not get to run, or a signal handler left it for elsewhere.
+    NotBegun,
+    /// The thread or the process ended first.
+    Gone,
+}
+
+/// A call that was committed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Made {
+    /// The thread that made it.
+    pub thread: Parked,
+    /// The thread's name.
+    pub thread_name: String,
+    /// Threads of the process.
+    pub threads: usize,
+    /// Threads that were stopped and left alone before, with the reason.
+    pub unfit: Vec<(u32, Unfit)>,
+    /// How long the thread stood.
+    pub stopped: Duration,
+    /// From letting it go until its return was noticed.
+    pub took: Duration,
+    /// How it ended.
+    pub ending: Ending,
+    /// Whether the stop made the thread's system call return EINTR.
+    pub is_interrupted: bool,
+}
+
+/// Checks all that can be checked without stopping a thread, and lists the threads.
+///
+/// # Errors
+/// What forbids a call.
+pub fn check(process: &Process) -> Result<Threads, Refusal> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err(Refusal::Machine);
+    }
+    let status = ThreadStatus::read(process.directory()).ok_or(Refusal::Ended)?;
+    if status.is_dead() {
+        return Err(Refusal::Ended);
+    }
+    if status.tracer != 0 {
+        return Err(Refusal::Traced { tracer: status.tracer });
+    }
+    if status.is_stopped() {
+        return Err(Refusal::Stopped);
+    }
+    if status.shadow_stack {
+        return Err(Refusal::ShadowStack);
+    }
+    if status.seccomp == 1 {
+        return Err(Refusal::StrictSeccomp);
+    }
+    if status.is_setuid() {
+        return Err(Refusal::Setuid);
+    }
+    if is_frozen(process) {
+        return Err(Refusal::Frozen);
+    }
+    let threads = parked::of_process(process.directory(), |mask| mask == frame::call_mask()).ok_or_else(not_permitted)?;
+    // The kernel gives the directory of a process that must not be inspected to root (fs/proc/base.c, task_dump_owner).
+    let owner = std::fs::metadata(process.directory()).map(|metadata| std::os::unix::fs::MetadataExt::uid(&metadata)).unwrap_or(0);
+    if owner != status.users[1] {
+        return Err(Refusal::NotDumpable);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if tracer::shares_memory(process.pid().0, status.parent) {
+        return Err(Refusal::SharedMemory { other: status.parent });
+    }
+    if let Some(tid) = threads.vfork {
+        return Err(Refusal::Vfork { tid });
+    }
+    if let Some(tid) = threads.calling {
+        return Err(Refusal::CallInProgress { tid });
+    }
+    if threads.parked.is_empty() {
+        return Err(Refusal::NoThread { threads: threads.count, unfit: Vec::new() });
+    }
+    Ok(threads)
+}
+
+fn not_permitted() -> Refusal {
+    #[cfg(target_arch = "x86_64")]
+    return tracer::not_permitted();
+    #[cfg(not(target_arch = "x86_64"))]
+    return Refusal::Machine;
+}
+
+/// Whether its cgroup is frozen: its threads then wait in these functions of the kernel (kernel/signal.c, kernel/freezer.c).
+fn is_frozen(process: &Process) -> bool {
+    let channel = read_bounded(&process.directory().join("wchan"), WAIT_CHANNEL_BYTES_MAX).unwrap_or_default();
+    [&b"do_freezer_trap"[..], b"__refrigerator"].iter().any(|name| channel.starts_with(name))
+}
+
+/// Makes the call in the best thread, and waits for its end.
+///
+/// # Errors
+/// Why it was not made; the process is then as it was.
+#[cfg(target_arch = "x86_64")]
+pub fn make(process: &Process, call: &Call<'_>, limits: &Limits) -> Result<Made, Refusal> {
+    let software = software::of_this_machine().ok_or(Refusal::SignalFrame { reason: "no xsave area, or one of unknown size" })?;
+    let threads = check(process)?;
+    let mut unfit = Vec::new();
+    for parked in threads.parked.iter().take(TRIED_MAX) {
+        if tracer::has_ended(process) {
+            return Err(Refusal::Ended);
+        }
+        // The thread that traces ends after each attempt: that detaches, whatever state the attempt was in.
+        let attempt = std::thread::scope(|scope| {
+            let tracer = std::thread::Builder::new().name("fragprof-inject".into());
+            let attempt = tracer.spawn_scoped(scope, || tracer::attempt(process, parked, call, limits, &software));
+            attempt.map(|thread| thread.join())
+        });
+        let committed = match attempt {
+            Ok(Ok(Ok(committed))) => committed,
+            Ok(Ok(Err(tracer::Failed::Unfit(reason)))) => {
+                tracing::debug!("thread {}: {reason}", parked.tid);
+                unfit.push((parked.tid, reason));
+                continue;
+            }
+            Ok(Ok(Err(tracer::Failed::Refused(refusal)))) => return Err(refusal),
+            Ok(Err(_)) => return Err(Refusal::Kernel { what: "the tracing thread", reason: "it panicked".into() }),
+            Err(error) => return Err(Refusal::Kernel { what: "cannot start a thread", reason: error.to_string() }),
+        };
+        let directory = process.directory().join(format!("task/{}", parked.tid));
+        let name = read_bounded(&directory.join("comm"), 64).unwrap_or_default();
+        let ending = wait_for_end(process, &directory, &committed, limits.call);
+        return Ok(Made {
+            thread: *parked,
+            thread_name: String::from_utf8_lossy(name.trim_ascii_end()).into_owned(),
+            threads: threads.count,
+            unfit,
+            stopped: committed.stopped,
+            took: committed.at.elapsed(),
+            ending,
+            is_interrupted: committed.is_interrupted,
+        });
+    }
+    Err(Refusal::NoThread { threads: threads.count, unfit })
+}
+
+/// Makes the call: not on this machine.
+///
+/// # Errors
+/// Always.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn make(_process: &Process, _call: &Call<'_>, _limits: &Limits) -> Result<Made, Refusal> {
+    Err(Refusal::Machine)
+}
+
+/// Waits until the thread has its own mask again. Before the call begins it has it too: the call has begun once the mask was seen, or the
+/// canary below its frame is gone.
+#[cfg(target_arch = "x86_64")]
+fn wait_for_end(process: &Process, directory: &std::path::Path, committed: &tracer::Committed, limit: Duration) -> Ending {
+    let pid = process.pid().0.cast_signed();
+    let deadline = Instant::now() + limit;
+    let mut has_begun = false;
+    loop {
+        // The canary first: a call that has begun by now has the call's mask, or has ended.
+        match memory::word(pid, committed.canary) {
+            Some(word) => has_begun |= word != frame::CANARY,
+            None if tracer::has_ended(process) => return Ending::Gone,
+            None => {}
+        }
+        let Some(status) = ThreadStatus::read(directory).filter(|status| !status.is_dead()) else { return Ending::Gone };
+        let is_calling = status.blocked == frame::call_mask();
+        has_begun |= is_calling;
+        if has_begun && !is_calling {
+            return Ending::Returned;
+        }
+        if Instant::now() >= deadline {
+            return if has_begun { Ending::StillRuns } else { Ending::NotBegun };
+        }
+        std::thread::sleep(POLL);
+    }
+}
