@@ -10,7 +10,7 @@ CONTAINER_PACKAGES := podman runc containerd buildah docker.io busybox-static
 BUILD_PACKAGES := clang gcc g++ make pkg-config libelf-dev zlib1g-dev linux-libc-dev
 TEST_PACKAGES := redis-server nginx-light redis-tools libjemalloc2 libjemalloc-dev libtcmalloc-minimal4 libgoogle-perftools-dev libmimalloc2.0 \
 	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go php-cli ruby util-linux protobuf-compiler prometheus openssl podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl postgresql \
-	gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
+	strace gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
 
 .PHONY: help
 help: ## show this list
@@ -139,6 +139,10 @@ coverage-sampled: deps ## record an emitter a hundred times: how often the state
 .PHONY: stress-sampler
 stress-sampler: deps ## take a week's worth of samples in a few minutes, and check that nothing is left behind in the process
 	$(CARGO) test --test integration a_weeks_worth_of_samples -- --ignored --nocapture
+
+.PHONY: stress-trim
+stress-trim: test-deps ## make thousands of trims of a program that checks itself, and kill the command at every step and at random (10 minutes)
+	$(CARGO) test --test integration a_program_that_checks_itself_survives_thousands -- --ignored --nocapture
 
 .PHONY: sampled-suites
 sampled-suites: build test-deps ## run the test suites of CPython and Redis with the sampler and a consumer

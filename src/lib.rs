@@ -12,9 +12,9 @@
 //! model
 //! session
 //! retention
-//! capture  fragmentation  selective
+//! capture  fragmentation  selective  trim
 //! emitter  managed
-//! census  probe  symbol  sampler
+//! census  probe  symbol  sampler  inject
 //! allocator
 //! process
 //! ledger  unwind
@@ -41,9 +41,11 @@
 //! | [`retention`] | what points to which blocks: reachability, leaks, owners | reads memory |
 //! | [`fragmentation`] | pinning, blocking, growth, verdicts | no |
 //! | [`managed`] | frames of managed runtimes: how they are walked, and their names | reads memory |
+//! | [`trim`] | free pages given back by a call of the process's own allocator, predicted and checked | traces |
 //! | [`symbol`] | addresses to function names and lines | reads files |
 //! | [`profile`] | the profile model and its encoders | no |
 //! | [`session`] | a recording from attach to profile, in one of three tiers | yes |
+//! | [`inject`] | one function call made by a running process on a thread of its own | traces |
 //! | [`sampler`] | the preload library that samples in the process | no |
 //! | [`model`] | the state of a node's processes, as every surface reads it | no |
 //! | [`agent`] | the threads of the daemon: discovery, schedule and budget of the census, recordings, pushes | reads memory |
@@ -71,6 +73,7 @@ pub mod fragmentation;
 pub mod frame;
 pub mod governor;
 pub mod heap;
+pub mod inject;
 pub mod kept;
 pub mod ledger;
 pub mod machine;
@@ -91,6 +94,7 @@ pub mod session;
 pub mod store;
 pub mod symbol;
 pub mod trace;
+pub mod trim;
 pub mod tui;
 pub mod units;
 pub mod unwind;

@@ -108,6 +108,22 @@ impl fmt::Display for HumanDuration {
     }
 }
 
+/// A time in seconds that may be short (`85 µs`, `1.3 ms`, `120 ms`); from a second on as [`HumanDuration`].
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
+pub struct ShortDuration(pub f64);
+
+impl fmt::Display for ShortDuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            seconds if seconds < 0.000_999_5 => format!("{:.0} µs", seconds * 1e6),
+            seconds if seconds < 0.009_95 => format!("{:.1} ms", seconds * 1e3),
+            seconds if seconds < 0.999_5 => format!("{:.0} ms", seconds * 1e3),
+            seconds => HumanDuration(seconds).to_string(),
+        };
+        f.pad(&text)
+    }
+}
+
 /// A count with its digits in groups of three.
 pub fn grouped(value: u64) -> String {
     let digits = value.to_string();

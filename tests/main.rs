@@ -21,6 +21,7 @@ mod selective;
 mod support;
 mod surfaces;
 mod top;
+mod trim;
 mod truth;
 mod unwind;
 mod verdicts;

@@ -9,7 +9,7 @@ mod registry;
 
 use serde::Serialize;
 
-pub use registry::{CacheSettings, ChunkRule, Remedy, Row};
+pub use registry::{CacheSettings, ChunkRule, Hold, Release, ReleaseArgument, ReleaseCall, Remedy, Row};
 
 /// An allocator by its implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize)]

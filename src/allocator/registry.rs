@@ -26,6 +26,10 @@ pub struct Row {
     pub trim: Option<Remedy>,
     /// The same, shorter, for lists.
     pub trim_in_short: &'static str,
+    /// How a process with it releases its free pages when it is asked to.
+    pub release: Release,
+    /// Parts of the names of its functions, by which its code is recognised inside a file with other code.
+    pub function_names: &'static [&'static str],
     /// Whether it returns free pages by itself after a time, whatever their arena: they are then not kept because of the number of arenas.
     pub decays: bool,
     /// The setting for fewer arenas; `None` if there is none.
@@ -41,6 +45,52 @@ pub struct Remedy {
     pub action: &'static str,
     /// The bytes it saves.
     pub basis: &'static str,
+}
+
+/// How free pages are released at once.
+#[derive(Debug, Clone, Copy)]
+pub enum Release {
+    /// By the first of these calls whose function the process has.
+    Calls(&'static [ReleaseCall]),
+    /// Not by a call, and why.
+    NoCall(&'static str),
+}
+
+/// A call that releases free pages.
+#[derive(Debug, Clone, Copy)]
+pub struct ReleaseCall {
+    /// As it is written in C.
+    pub text: &'static str,
+    /// The function's symbol.
+    pub symbol: &'static str,
+    /// Whether the allocator's prefix precedes the symbol.
+    pub is_prefixed: bool,
+    /// Its arguments.
+    pub arguments: &'static [ReleaseArgument],
+    /// For how long a lock is held that other threads may wait for.
+    pub hold: Hold,
+    /// The system calls that it may make, by name and number.
+    pub system_calls: &'static [(&'static str, libc::c_long)],
+}
+
+/// An argument of such a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReleaseArgument {
+    /// The bytes to be kept.
+    Kept,
+    /// A number.
+    Number(u64),
+    /// The address of a text.
+    Text(&'static str),
+}
+
+/// For how long a releasing call holds a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// An arena's lock, until all of its pages are released (glibc, malloc.c, `__malloc_trim`).
+    Arena,
+    /// Only until the pages to be released are chosen, or for a range at a time.
+    Range,
 }
 
 /// Settings for caches of freed blocks.
@@ -65,6 +115,10 @@ pub enum ChunkRule {
 /// For allocators without a known call or setting that releases memory.
 const AS_DOCUMENTED: &str = "let the allocator purge its free pages, as its documentation says";
 
+/// System calls of every call that releases pages.
+const MADVISE: (&str, libc::c_long) = ("madvise", libc::SYS_madvise);
+const FUTEX: (&str, libc::c_long) = ("futex", libc::SYS_futex);
+
 pub static GLIBC: Row = Row {
     allocator: Allocator::Glibc,
     name: "glibc",
@@ -79,6 +133,33 @@ pub static GLIBC: Row = Row {
         basis: "resident whole pages inside free chunks, and the end of the brk heap",
     }),
     trim_in_short: "call malloc_trim(0) now and then, or once after load peaks",
+    release: Release::Calls(&[ReleaseCall {
+        text: "malloc_trim(0)",
+        symbol: "malloc_trim",
+        is_prefixed: false,
+        arguments: &[ReleaseArgument::Kept],
+        hold: Hold::Arena,
+        system_calls: &[MADVISE, FUTEX, ("brk", libc::SYS_brk)],
+    }]),
+    function_names: &[
+        "malloc",
+        "mallinfo",
+        "mallopt",
+        "memalign",
+        "_int_free",
+        "_int_realloc",
+        "systrim",
+        "mtrim",
+        "heap_trim",
+        "new_heap",
+        "munmap_chunk",
+        "mremap_chunk",
+        "unlink_chunk",
+        "tcache",
+        "arena_get",
+        "arena_thread",
+        "detach_arena",
+    ],
     decays: false,
     fewer_arenas: Some("try MALLOC_ARENA_MAX=2 (or GLIBC_TUNABLES=glibc.malloc.arena_max=2) at a restart, and measure"),
     caches: Some(CacheSettings {
@@ -104,6 +185,23 @@ pub static JEMALLOC: Row = Row {
         basis: "resident dirty and muzzy extents",
     }),
     trim_in_short: "call mallctl(\"arena.4096.purge\"), or set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000",
+    release: Release::Calls(&[ReleaseCall {
+        text: "mallctl(\"arena.4096.purge\")",
+        symbol: "mallctl",
+        is_prefixed: true,
+        // MALLCTL_ARENAS_ALL.
+        arguments: &[
+            ReleaseArgument::Text("arena.4096.purge"),
+            ReleaseArgument::Number(0),
+            ReleaseArgument::Number(0),
+            ReleaseArgument::Number(0),
+            ReleaseArgument::Number(0),
+        ],
+        // Extents are taken out under the lock and purged without it (arena.c, arena_decay_impl).
+        hold: Hold::Range,
+        system_calls: &[MADVISE, FUTEX, ("mmap", libc::SYS_mmap), ("munmap", libc::SYS_munmap)],
+    }]),
+    function_names: &["je_", "jemalloc", "malloc", "mallctl", "mallocx", "rallocx", "xallocx", "allocx", "calloc", "realloc", "memalign"],
     decays: true,
     fewer_arenas: Some("try MALLOC_CONF=narenas:4 at a restart, and measure"),
     caches: None,
@@ -120,6 +218,8 @@ pub static MUSL: Row = Row {
     chunks: ChunkRule::Extents,
     trim: None,
     trim_in_short: AS_DOCUMENTED,
+    release: Release::NoCall("musl returns free groups by itself and has no call for it"),
+    function_names: &[],
     decays: false,
     fewer_arenas: None,
     caches: None,
@@ -139,6 +239,27 @@ pub static TCMALLOC: Row = Row {
         basis: "resident spans in the page heap's free lists",
     }),
     trim_in_short: "call MallocExtension_ReleaseFreeMemory()",
+    release: Release::Calls(&[
+        ReleaseCall {
+            text: "MallocExtension_ReleaseFreeMemory()",
+            symbol: "MallocExtension_ReleaseFreeMemory",
+            is_prefixed: false,
+            arguments: &[],
+            // The lock of the page heap is held, which a thread takes when its cache and the central lists are empty.
+            hold: Hold::Range,
+            system_calls: &[MADVISE, FUTEX],
+        },
+        // Google's.
+        ReleaseCall {
+            text: "MallocExtension::ReleaseMemoryToSystem(SIZE_MAX)",
+            symbol: "MallocExtension_Internal_ReleaseMemoryToSystem",
+            is_prefixed: false,
+            arguments: &[ReleaseArgument::Number(u64::MAX)],
+            hold: Hold::Range,
+            system_calls: &[MADVISE, FUTEX],
+        },
+    ]),
+    function_names: &["tc_", "tcmalloc", "TCMalloc", "MallocExtension", "malloc", "calloc", "realloc", "memalign"],
     decays: false,
     fewer_arenas: None,
     caches: None,
@@ -155,6 +276,8 @@ pub static MIMALLOC: Row = Row {
     chunks: ChunkRule::Extents,
     trim: None,
     trim_in_short: AS_DOCUMENTED,
+    release: Release::NoCall("mi_collect serves only the heap of the thread that calls it, so no call from outside reaches the others"),
+    function_names: &[],
     decays: false,
     fewer_arenas: None,
     caches: None,
@@ -171,6 +294,8 @@ pub static OTHER: Row = Row {
     chunks: ChunkRule::Extents,
     trim: None,
     trim_in_short: AS_DOCUMENTED,
+    release: Release::NoCall("no call that releases its free pages is known"),
+    function_names: &[],
     decays: false,
     fewer_arenas: None,
     caches: None,

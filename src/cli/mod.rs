@@ -27,6 +27,7 @@ pub mod run;
 pub mod sites;
 mod stop;
 pub mod top;
+pub mod trim;
 mod values;
 
 use std::io::IsTerminal as _;
@@ -59,6 +60,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Leaks(leaks::LeaksArgs),
     Owners(owners::OwnersArgs),
+    Trim(trim::TrimArgs),
     Top(top::TopArgs),
     Record(record::RecordArgs),
     Run(run::RunArgs),
@@ -78,8 +80,8 @@ enum Command {
 impl Command {
     /// Whether it reads processes of this machine.
     fn watches(&self) -> bool {
-        use Command::{Agent, Bench, Census, Explain, Leaks, Owners, Record, Run, Top};
-        matches!(self, Agent(_) | Bench(_) | Census(_) | Explain(_) | Leaks(_) | Owners(_) | Record(_) | Run(_) | Top(_))
+        use Command::{Agent, Bench, Census, Explain, Leaks, Owners, Record, Run, Top, Trim};
+        matches!(self, Agent(_) | Bench(_) | Census(_) | Explain(_) | Leaks(_) | Owners(_) | Record(_) | Run(_) | Top(_) | Trim(_))
     }
 }
 
@@ -99,6 +101,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Owners(args) => owners::run(&args),
+        Command::Trim(args) => trim::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Run(args) => run::run(&args),

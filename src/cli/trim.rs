@@ -1,0 +1,193 @@
+//! `fragprof trim`: give free memory back to the kernel by a call of the process's own allocator.
+
+use std::io::{self, BufRead as _, IsTerminal as _, Write};
+use std::time::Duration;
+
+use clap::Args;
+
+use super::census::open;
+use super::help::examples;
+use super::output::{self, say};
+use super::record::parse_duration;
+use crate::census::{LayoutCache, Pace};
+use crate::error::{ExitStatus, Failed};
+use crate::inject::Ending;
+use crate::sanitize::terminal;
+use crate::trim::{self, Plan, Rate, Request, TrimRefusal, TrimReport};
+use crate::units::{HumanBytes, ShortDuration, counted};
+
+/// Arenas shown.
+const ARENAS_SHOWN: usize = 8;
+
+/// Give a process's free heap memory back to the kernel, after predicting how much and for how long threads wait
+///
+/// The process makes the call itself, on a thread that waits in a system call: malloc_trim for glibc, a purge of all arenas for jemalloc,
+/// MallocExtension_ReleaseFreeMemory for tcmalloc. It is prepared in the thread's stack and committed by one write of registers, so that it
+/// does not matter if this command is killed. Without --yes, and on a terminal, it asks first. Where the call would be unsafe, or would hold
+/// a lock for longer than --max-stall, nothing is done and the reason is printed; the exit status is then 3.
+#[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    ("sudo fragprof trim PID --dry-run", "What it would give back, and for how long threads would wait"),
+    ("sudo fragprof trim PID", "Show that, ask, and do it"),
+    ("sudo fragprof trim PID --yes --json", "Do it from a script"),
+    ("sudo fragprof trim PID --max-stall 2s", "Accept that threads that allocate wait for up to two seconds"),
+]))]
+pub struct TrimArgs {
+    /// Process id
+    pub pid: u32,
+    /// Only show what would be done
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// Refuse if threads that allocate would wait for longer than this
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "100ms")]
+    pub max_stall: Duration,
+    /// Bytes to keep at the end of the heap (glibc)
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub pad: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Pause for this many milliseconds after each MiB read, for latency-sensitive processes
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pub pause: u64,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the process cannot be read, the call is refused, or the output cannot be written.
+pub fn run(args: &TrimArgs) -> anyhow::Result<()> {
+    let asks = !args.yes && !args.dry_run;
+    if asks && (args.json || !io::stdin().is_terminal()) {
+        return Err(Failed::new(ExitStatus::Usage, "nobody to ask: give --yes to do it, or --dry-run to see what would be done").into());
+    }
+    let memory = open(args.pid)?;
+    let mut report = TrimReport::of(memory.process());
+    report.dry_run = args.dry_run;
+    let done = carry_out(&memory, args, asks, &mut report);
+    if let Err(refusal) = &done {
+        report.add_refusal(refusal);
+    }
+    if args.json {
+        output::to_stdout(|out| {
+            serde_json::to_writer_pretty(&mut *out, &report)?;
+            writeln!(out)
+        })?;
+    }
+    match done {
+        Ok(()) => Ok(()),
+        Err(refusal) => {
+            let text = format!("no memory of process {} ({}) is given back: {refusal}", args.pid, report.comm);
+            Err(Failed::new(ExitStatus::Target, text).into())
+        }
+    }
+}
+
+fn carry_out(memory: &crate::census::LiveMemory, args: &TrimArgs, asks: bool, report: &mut TrimReport) -> Result<(), TrimRefusal> {
+    let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
+    let request = Request { pad_bytes: args.pad, stall_max: args.max_stall, pace };
+    let mut layouts = LayoutCache::default();
+    let rate = Rate::measure().map_err(|error| crate::inject::Refusal::Kernel { what: "cannot measure", reason: error.to_string() })?;
+    let mut plan = trim::plan(memory, &request, &rate, &mut layouts)?;
+    report.add_plan(&plan);
+    if !args.json {
+        print(|out| write_plan(out, report, &plan));
+    }
+    if args.dry_run {
+        return Ok(());
+    }
+    if asks {
+        if !confirmed() {
+            say!("nothing was done");
+            return Ok(());
+        }
+        // Time has passed: what was read may be old.
+        plan = trim::plan(memory, &request, &rate, &mut layouts)?;
+        report.add_plan(&plan);
+    }
+    let outcome = trim::carry_out(memory, &plan, &request, &mut layouts)?;
+    report.add_outcome(&outcome);
+    if !args.json {
+        print(|out| write_outcome(out, report));
+    }
+    Ok(())
+}
+
+/// Prints to standard output. That it is closed does not matter: what is done to the process goes on.
+fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
+    if let Err(error) = output::to_stdout(write) {
+        tracing::debug!("{error:#}");
+    }
+}
+
+fn confirmed() -> bool {
+    let mut out = io::stderr();
+    let _ = write!(out, "Make the call? [y/N] ");
+    let _ = out.flush();
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line).is_ok() && matches!(line.trim(), "y" | "Y" | "yes")
+}
+
+fn seconds(value: Option<f64>) -> String {
+    value.map_or_else(|| "?".to_owned(), |value| ShortDuration(value).to_string())
+}
+
+fn write_plan(out: &mut dyn Write, report: &TrimReport, plan: &Plan) -> io::Result<()> {
+    writeln!(out, "{} (pid {}): {} in {}", terminal(&report.comm), report.pid, plan.call, terminal(&plan.file))?;
+    let resident = HumanBytes(plan.resident_bytes);
+    writeln!(out, "  gives back    {} of {resident} resident", HumanBytes(plan.predicted_bytes))?;
+    writeln!(out, "  threads wait  up to {}; the call takes {}", seconds(report.predicted_stall_s), seconds(report.predicted_s))?;
+    writeln!(out, "  made by       thread {} of the process, which waits in {}", plan.thread.0, plan.thread.1)?;
+    if plan.stall.arenas.len() > 1 {
+        writeln!(out, "\n  {:<18} {:>7} {:>12} {:>9} {:>10}", "arena", "threads", "gives back", "ranges", "lock held")?;
+        for arena in plan.stall.arenas.iter().take(ARENAS_SHOWN) {
+            writeln!(
+                out,
+                "  {:<18} {:>7} {:>12} {:>9} {:>10}",
+                format!("{:#x}", arena.address),
+                arena.attached_threads,
+                HumanBytes(arena.predicted_bytes).to_string(),
+                arena.ranges,
+                ShortDuration(arena.predicted_stall_s).to_string()
+            )?;
+        }
+        if plan.stall.arenas.len() > ARENAS_SHOWN {
+            writeln!(out, "  and {} more", counted((plan.stall.arenas.len() - ARENAS_SHOWN) as u64, "arena"))?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn write_outcome(out: &mut dyn Write, report: &TrimReport) -> io::Result<()> {
+    match (report.ending, report.given_back_bytes) {
+        (Some(Ending::Returned), Some(bytes)) => {
+            let predicted = HumanBytes(report.predicted_bytes.unwrap_or(0));
+            writeln!(out, "gave back {} (predicted {predicted}) in {}", HumanBytes(bytes), seconds(report.took_s))?;
+        }
+        (Some(Ending::Returned), None) => {
+            writeln!(out, "the call returned after {}; the heap could not be read again", seconds(report.took_s))?
+        }
+        (Some(Ending::StillRuns), _) => {
+            writeln!(out, "the call still runs after {}: it cannot be undone and ends by itself", seconds(report.took_s))?;
+        }
+        (Some(Ending::NotBegun), _) => {
+            writeln!(
+                out,
+                "the call had not begun after {}: thread {} did not get to run",
+                seconds(report.took_s),
+                report.thread.unwrap_or(0)
+            )?;
+        }
+        (Some(Ending::Gone), _) => writeln!(out, "the process, or the thread that made the call, ended meanwhile")?,
+        (None, _) => {}
+    }
+    writeln!(out, "thread {} stood for {}", report.thread.unwrap_or(0), seconds(report.stopped_s))?;
+    if report.interrupted {
+        writeln!(out, "its {} returned EINTR", report.thread_in.unwrap_or("system call"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! No process is harmed: programs that check themselves, hundreds of calls, the command killed at each of its steps and at random.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{Target, build, refused, spawn, trim};
+use crate::support::build::tool;
+use crate::support::recording::fragprof;
+use crate::support::serial;
+
+/// The program that checks itself.
+fn churn(workers: u32, pause_us: u32) -> Target {
+    let program = build("churn.c", "churn", &["-pthread", "-lm"]);
+    Target::start(Command::new(program).args([workers.to_string(), "1".to_owned(), pause_us.to_string()]))
+}
+
+/// Ends it; what it counted, which it only prints if nothing was wrong.
+fn counts(target: Target) -> Value {
+    target.assert_free();
+    let line = target.end();
+    let counts: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
+    for key in ["rounds", "wakes", "reads", "register_checks", "suspends", "timer_signals"] {
+        assert!(counts[key].as_u64().unwrap() > 0, "{key}: {counts}");
+    }
+    counts
+}
+
+/// Pseudo-random numbers (xorshift): each run kills at the same moments, as far as the machine allows.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// Calls that are made, and why others were not. A heap in motion may be refused; it must not be for another reason.
+fn call(target: &Target, times: u32) -> u32 {
+    let reports = (0..times).map(|_| trim(target.pid(), &["--yes"]));
+    let made = reports.filter(|report| {
+        let is_made = report["ending"] == "returned";
+        assert!(is_made || matches!(refused(report), "not_predicted" | "in_allocator" | "no_parked_thread" | "nothing"), "{report}");
+        is_made
+    });
+    made.count() as u32
+}
+
+/// Kills the command when it is about to make the n-th of its requests about the target, for each n. strace counts them: a step lies
+/// between any two.
+fn kill_at_every_step(target: &Target, rounds: u32) -> u32 {
+    let Some(strace) = tool("strace") else { return 0 };
+    let mut killed = 0;
+    for round in 0..rounds {
+        // A call that is made takes one write of the frames, and eight requests to ptrace: seize, interrupt, registers, dispatch, mask,
+        // xsave area, registers, detach.
+        let steps = (1..=8).map(|step| ("ptrace", step)).chain([("process_vm_writev", 1), ("wait4", 1)]);
+        for (request, step) in steps {
+            let inject = format!("inject={request}:signal=KILL:when={step}");
+            let mut command = Command::new(&strace);
+            command.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={request}"), "-e", &inject]);
+            command.arg(fragprof().get_program()).args(["trim", &target.pid().to_string(), "--yes", "--json"]);
+            let status = spawn(&mut command).wait().unwrap();
+            killed += u32::from(!status.success());
+            target.assert_free();
+            assert!(std::path::Path::new(&format!("/proc/{}", target.pid())).exists(), "round {round}, {request} {step}");
+        }
+    }
+    killed
+}
+
+/// Kills the command after random times, of about as long as it takes.
+fn kill_at_random(target: &Target, times: u32, seed: u64) -> u32 {
+    let begun = Instant::now();
+    trim(target.pid(), &["--yes"]);
+    let usual_us = begun.elapsed().as_micros() as u64;
+    let mut random = Random(seed);
+    let mut killed = 0;
+    for _ in 0..times {
+        let mut command = spawn(fragprof().args(["trim", &target.pid().to_string(), "--yes", "--json"]));
+        std::thread::sleep(Duration::from_micros(usual_us / 4 + random.below(usual_us)));
+        let _ = command.kill();
+        killed += u32::from(command.wait().unwrap().code().is_none());
+    }
+    target.assert_free();
+    killed
+}
+
+fn survive(calls: u32, step_rounds: u32, random_kills: u32) {
+    let _alone = serial();
+    let target = churn(1, 200);
+    let made = call(&target, calls);
+    let at_steps = kill_at_every_step(&target, step_rounds);
+    let at_random = kill_at_random(&target, random_kills, 0x5eed);
+    let still = call(&target, 5);
+    let counts = counts(target);
+    println!("{made} calls, killed at steps {at_steps}, at random {at_random}, {still} calls afterwards; {counts}");
+    assert!(made >= calls * 3 / 4, "{made} of {calls} calls were made");
+    assert!(still > 0);
+    assert!(at_steps >= step_rounds * 5 && at_random >= random_kills / 2, "{at_steps} and {at_random} were killed in time");
+}
+
+#[test]
+fn a_program_that_checks_itself_survives_calls_and_killed_commands() {
+    survive(100, 8, 120);
+}
+
+#[test]
+#[ignore = "takes minutes: make stress-trim"]
+fn a_program_that_checks_itself_survives_thousands_of_calls_and_killed_commands() {
+    survive(2000, 60, 1200);
+}
+
+#[test]
+fn two_commands_that_race_make_their_calls_one_after_the_other_or_are_refused() {
+    let target = churn(1, 200);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    let report = trim(target.pid(), &["--yes"]);
+                    let name = refused(&report);
+                    let expected =
+                        ["", "traced", "call_in_progress", "not_predicted", "nothing", "in_allocator", "no_parked_thread", "stopped"];
+                    assert!(expected.contains(&name), "{report}");
+                }
+            });
+        }
+    });
+    counts(target);
+}
+
+#[test]
+fn a_wait_with_a_timeout_ends_by_itself_before_the_call_is_made() {
+    let program = build("churn.c", "churn", &["-pthread", "-lm"]);
+    for kind in ["sleep", "poll"] {
+        // All other threads run, or wait as main does, which sleeps too.
+        let target = Target::start(Command::new(&program).args(["1", "0", "200", kind]));
+        let made = call(&target, 10);
+        target.assert_free();
+        let counts: Value = serde_json::from_str(&target.end()).unwrap();
+        assert!(made > 0 && counts["eintr"][kind] == 0, "{kind}: {made} calls, {counts}");
+    }
+}
