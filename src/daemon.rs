@@ -14,11 +14,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 
 use crate::agent::collect::{Collector, Command, Heartbeat, start};
-use crate::agent::config::{Config, ConfigError, GovernedConfig, LeaksConfig, ListeningConfig};
+use crate::agent::config::{Config, ConfigError, GovernedConfig, LeaksConfig, ListeningConfig, TrimConfig};
 use crate::agent::notify::Notifier;
 use crate::agent::push::{Destination, Pusher, Target};
 use crate::agent::worker::Worker;
-use crate::agent::{governed, leaks, listening, privileges, socket};
+use crate::agent::{governed, leaks, listening, privileges, socket, trim};
 use crate::model::attribution::Attributions;
 use crate::model::snapshot::Published;
 use crate::server::listener::Bound;
@@ -146,6 +146,8 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         listening::start(config.listening.clone(), recordings, state.listening()).map_err(system("start the listener's thread"))?;
     let looker = leaks::start(config.leaks.clone(), Arc::clone(&published), Arc::clone(&attributions), state.leaks())
         .map_err(system("start the thread that scans for leaks"))?;
+    let trimmer = trim::start(config.trim.clone(), Arc::clone(&published), Some(keeper.clone()), state.trim())
+        .map_err(system("start the thread that gives memory back"))?;
     let pusher = pusher(&config, &published)?;
     if let Some(pusher) = &pusher {
         state.set_push(Arc::clone(&pusher.counters));
@@ -161,7 +163,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
             break;
         }
         if signals.reload.swap(false, Ordering::Relaxed) {
-            reload(path.as_deref(), &state, &commands, (&governor, &listener, &looker), &notifier);
+            reload(path.as_deref(), &state, &commands, (&governor, &listener, &looker, &trimmer), &notifier);
         }
         if census.is_finished() {
             return Err(AgentError::ThreadEnded("census"));
@@ -174,6 +176,9 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         }
         if looker.is_finished() {
             return Err(AgentError::ThreadEnded("leaks"));
+        }
+        if trimmer.is_finished() {
+            return Err(AgentError::ThreadEnded("trim"));
         }
         if servers.iter().any(Server::is_finished) {
             return Err(AgentError::ThreadEnded("HTTP"));
@@ -191,6 +196,8 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     listener.stop(STOP_WITHIN);
     // An examination in progress has nothing to detach: the process ends without waiting for it.
     looker.stop(Duration::ZERO);
+    // Nor has a call in progress.
+    trimmer.stop(Duration::ZERO);
     if let Some(pusher) = &pusher {
         pusher.stop();
     }
@@ -256,7 +263,7 @@ fn reload(
     path: Option<&Path>,
     state: &ServerState,
     commands: &mpsc::Sender<Command>,
-    (governor, listener, looker): (&Worker<GovernedConfig>, &Worker<ListeningConfig>, &Worker<LeaksConfig>),
+    (governor, listener, looker, trimmer): (&Worker<GovernedConfig>, &Worker<ListeningConfig>, &Worker<LeaksConfig>, &Worker<TrimConfig>),
     notifier: &Notifier,
 ) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -277,6 +284,7 @@ fn reload(
             governor.reload(config.governed.clone());
             listener.reload(config.listening.clone());
             looker.reload(config.leaks.clone());
+            trimmer.reload(config.trim.clone());
             allow_recordings(state, &config);
             Command::Reload(Box::new(config))
         }

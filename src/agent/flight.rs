@@ -14,7 +14,7 @@ use crate::model::sample::ProcessSample;
 use crate::model::view::{LimitView, ProcessView, unix_s};
 use crate::process::handle::read_bounded;
 use crate::store::keeper::{Record, event_id};
-use crate::store::view::{EventKind, EventView};
+use crate::store::view::{EventKind, EventView, TrimView};
 use crate::units::HumanBytes;
 
 /// Share of the limit, in percent, above which it counts as nearly reached.
@@ -92,24 +92,36 @@ impl Flight {
     }
 
     fn record(&mut self, kind: EventKind, one: &ProcessSample, evidence: String) -> Record {
-        let wall = SystemTime::now();
-        self.last_id = event_id(wall, self.last_id);
-        let now = Instant::now();
-        let process = ProcessView::of(one, now);
-        let best = one.attributed.best();
-        let profile_by = best.map(|known| known.profile.meta.kinds.by_names());
-        let event = EventView {
-            id: self.last_id,
-            kind,
-            at_unix_s: unix_s(wall),
-            summary: summary(kind, &process),
-            evidence,
-            sample_age_s: one.newest().map(|taken| taken.age_s(now)),
-            process,
-            profile_by: profile_by.unwrap_or_default(),
-        };
-        Record { event, profile: best.map(|known| Arc::clone(&known.profile)) }
+        record(kind, one, evidence, &mut self.last_id)
     }
+}
+
+/// A record of memory that was given back.
+pub(super) fn trimmed(one: &ProcessSample, evidence: String, trim: TrimView, last_id: &mut u64) -> Record {
+    let mut record = record(EventKind::Trim, one, evidence, last_id);
+    record.event.trim = Some(trim);
+    record
+}
+
+fn record(kind: EventKind, one: &ProcessSample, evidence: String, last_id: &mut u64) -> Record {
+    let wall = SystemTime::now();
+    *last_id = event_id(wall, *last_id);
+    let now = Instant::now();
+    let process = ProcessView::of(one, now);
+    let best = one.attributed.best();
+    let profile_by = best.map(|known| known.profile.meta.kinds.by_names());
+    let event = EventView {
+        id: *last_id,
+        kind,
+        at_unix_s: unix_s(wall),
+        summary: summary(kind, &process),
+        evidence,
+        sample_age_s: one.newest().map(|taken| taken.age_s(now)),
+        process,
+        profile_by: profile_by.unwrap_or_default(),
+        trim: None,
+    };
+    Record { event, profile: best.map(|known| Arc::clone(&known.profile)) }
 }
 
 fn is_above(limit: &LimitView, percent: u64) -> bool {
@@ -166,6 +178,7 @@ fn summary(kind: EventKind, process: &ProcessView) -> String {
         EventKind::OomKill => "was killed for lack of memory",
         EventKind::MemoryLimit => "is near its memory limit",
         EventKind::Exit => "ended",
+        EventKind::Trim => "was to give memory back",
     };
     let name = crate::sanitize::terminal(&process.comm);
     let mut text = format!("{name} (pid {}) {what}: {} resident", process.pid, HumanBytes(process.rss_bytes));

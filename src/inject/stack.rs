@@ -76,7 +76,7 @@ pub fn find(
 /// The forbidden code that a word of the stack, or the instruction pointer, points into. A scan covers every return address, also where
 /// unwinding would stop; words that only look like one refuse more than is needed.
 #[must_use]
-pub fn forbidden_at<'a>(words: impl Iterator<Item = u64>, forbidden: &'a [Forbidden]) -> Option<&'a Forbidden> {
+pub fn forbidden_at(words: impl Iterator<Item = u64>, forbidden: &[Forbidden]) -> Option<&Forbidden> {
     let (low, high) = forbidden.iter().fold((u64::MAX, 0), |(low, high), one| (low.min(one.code.start), high.max(one.code.end)));
     let mut near = words.filter(|word| (low..=high).contains(word));
     // A return address may be the first one after a function that never returns.
@@ -94,8 +94,8 @@ pub fn guard_below(directory: &Path, range: Range<u64>) -> Option<u64> {
         let start = end.saturating_sub(PAGES_AT_ONCE as u64).max(first);
         let part = bytes.get_mut(..(end - start) as usize * 8)?;
         file.read_exact_at(part, start * 8).ok()?;
-        let entries = part.as_chunks::<8>().0.iter().map(|entry| u64::from_le_bytes(*entry));
-        if let Some(last) = entries.enumerate().filter(|(_, entry)| entry & GUARD != 0).map(|(index, _)| index).last() {
+        let entries = part.as_chunks::<8>().0;
+        if let Some(last) = entries.iter().rposition(|entry| u64::from_le_bytes(*entry) & GUARD != 0) {
             return Some((start + last as u64 + 1) * PAGE_BYTES);
         }
         end = start;

@@ -12,6 +12,7 @@ pub mod listening;
 pub mod own;
 #[cfg(test)]
 mod reference;
+pub mod trim;
 
 use std::time::Instant;
 

@@ -1,5 +1,6 @@
 //! Counters and states of the agent's threads, for metrics.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
@@ -92,6 +93,37 @@ pub struct LeaksSample {
     pub too_large: usize,
     /// CPU time of the thread.
     pub cpu_s: f64,
+}
+
+/// State of the thread that gives memory back, for metrics.
+#[derive(Debug, Clone, Default)]
+pub struct TrimSample {
+    /// Whether it is configured.
+    pub enabled: bool,
+    /// Whether it is only counted.
+    pub dry_run: bool,
+    /// Calls made.
+    pub calls: u64,
+    /// Calls that would have been made in a dry run.
+    pub dry_calls: u64,
+    /// Calls that were wanted and refused, by the refusal's name.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Bytes that the calls were predicted to give back.
+    pub predicted_bytes: u64,
+    /// Bytes that they gave back.
+    pub given_back_bytes: u64,
+    /// Bytes that those of a dry run were predicted to give back.
+    pub dry_predicted_bytes: u64,
+    /// Duration of the calls.
+    pub took_s: f64,
+    /// Predicted stalls, summed.
+    pub predicted_stall_s: f64,
+    /// Calls whose thread's system call returned EINTR.
+    pub interrupted: u64,
+    /// Calls that gave back less than predicted, or took longer.
+    pub disappointments: u64,
+    /// Processes that are left alone for that reason.
+    pub aside: usize,
 }
 
 /// Counters of pushes.

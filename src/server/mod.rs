@@ -44,6 +44,7 @@ use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::SharedSample;
 use crate::agent::leaks::SharedLeaks;
 use crate::agent::listening::SharedListening;
+use crate::agent::trim::SharedTrim;
 use crate::agent::worker::lock;
 use crate::metrics;
 use crate::model::attribution::Attributions;
@@ -63,6 +64,7 @@ pub struct ServerState {
     governed: SharedSample,
     listening: SharedListening,
     leaks: SharedLeaks,
+    trim: SharedTrim,
     attributions: Arc<Attributions>,
     session: Arc<LazySession>,
     commands: mpsc::Sender<Command>,
@@ -117,6 +119,7 @@ impl ServerState {
             governed: SharedSample::default(),
             listening: SharedListening::default(),
             leaks: SharedLeaks::default(),
+            trim: SharedTrim::default(),
             attributions,
             session,
             commands,
@@ -187,6 +190,12 @@ impl ServerState {
     #[must_use]
     pub fn leaks(&self) -> SharedLeaks {
         Arc::clone(&self.leaks)
+    }
+
+    /// The sample of the thread that gives memory back, for the metrics.
+    #[must_use]
+    pub fn trim(&self) -> SharedTrim {
+        Arc::clone(&self.trim)
     }
 
     /// Replaces the token.
@@ -301,6 +310,7 @@ async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
     let mut tiers = metrics::governed::families(&lock(&state.governed), &known);
     tiers.extend(metrics::listening::families(&lock(&state.listening), &known));
     tiers.extend(metrics::leaks::families(&lock(&state.leaks), &known, Instant::now()));
+    tiers.extend(metrics::trim::families(&lock(&state.trim)));
     let own = metrics::AgentCounters { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
     let text = metrics::exposition(&snapshot, &own, Instant::now()).and_then(|text| Ok(text + &metrics::text(tiers)?));
     match text {

@@ -83,6 +83,7 @@ fn profiles_and_events_come_back_whole() {
         process: process(7, 1),
         sample_age_s: Some(1.5),
         profile_by: vec!["live".into()],
+        trim: None,
     };
     writer.event(&event, Some(&shop())).unwrap();
     let reader = Reader::new(writer.database().clone());

@@ -97,11 +97,13 @@ pub enum EventKind {
     MemoryLimit,
     /// It ended.
     Exit,
+    /// It was made to give free memory back, or would have been in a dry run.
+    Trim,
 }
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::OomKill, Self::MemoryLimit, Self::Exit];
+    pub const ALL: [Self; 4] = [Self::OomKill, Self::MemoryLimit, Self::Exit, Self::Trim];
 
     /// Its name in JSON and metrics.
     #[must_use]
@@ -110,6 +112,7 @@ impl EventKind {
             Self::OomKill => "oom_kill",
             Self::MemoryLimit => "memory_limit",
             Self::Exit => "exit",
+            Self::Trim => "trim",
         }
     }
 }
@@ -133,6 +136,28 @@ pub struct EventView {
     pub sample_age_s: Option<f64>,
     /// Values of `by` that its profile has; empty = there was no profile.
     pub profile_by: Vec<String>,
+    /// Of a trim: fact beside prediction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trim: Option<TrimView>,
+}
+
+/// Memory given back.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TrimView {
+    /// The call.
+    pub call: String,
+    /// It was only planned.
+    pub dry_run: bool,
+    /// Bytes that it was predicted to give back.
+    pub predicted_bytes: u64,
+    /// Bytes by which the heap's resident memory fell; `null` in a dry run, or if that is not known.
+    pub given_back_bytes: Option<u64>,
+    /// Longest time for which a lock was predicted to be held.
+    pub predicted_stall_s: f64,
+    /// Predicted duration of the call.
+    pub predicted_s: f64,
+    /// Its duration; `null` in a dry run.
+    pub took_s: Option<f64>,
 }
 
 /// Events, the newest first.

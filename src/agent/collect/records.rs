@@ -60,7 +60,7 @@ impl Collector {
             let event = &record.event;
             match event.kind {
                 // Processes end all the time.
-                EventKind::Exit => tracing::info!("flight record {}: {} ({})", event.id, event.summary, event.evidence),
+                EventKind::Exit | EventKind::Trim => tracing::info!("flight record {}: {} ({})", event.id, event.summary, event.evidence),
                 EventKind::OomKill | EventKind::MemoryLimit => {
                     tracing::warn!("flight record {}: {} ({})", event.id, event.summary, event.evidence);
                 }

@@ -257,6 +257,67 @@ impl Default for LeaksConfig {
     }
 }
 
+/// Giving free memory back: one process at a time.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrimConfig {
+    /// Whether it is done.
+    pub enabled: bool,
+    /// Only count and report what would be done.
+    pub dry_run: bool,
+    /// Processes with fewer trimmable MiB are left alone.
+    pub trimmable_min_mib: u64,
+    /// So are those of whose resident heap less can be given back, in percent.
+    pub trimmable_min_percent: f64,
+    /// Only under at least this memory pressure: `some avg10` of the process's cgroup, or of the machine, in percent.
+    pub pressure_min_percent: f64,
+    /// Only processes that use at least this much of their memory limit, in percent; 0 = also those without a limit.
+    pub limit_min_percent: f64,
+    /// Seconds for which the thresholds must have been passed without a break.
+    pub quiet_s: u64,
+    /// Seconds between two calls, or attempts, in one process.
+    pub interval_s: u64,
+    /// Calls in all processes within an hour.
+    pub calls_per_hour_max: u32,
+    /// Longest predicted stall, in milliseconds.
+    pub max_stall_ms: u64,
+    /// Pause after each MiB read for a prediction, in microseconds.
+    pub pause_per_mib_us: u64,
+    /// Processes that may be trimmed; without a rule none is.
+    pub rules: Vec<TrimRule>,
+}
+
+/// Processes that may be trimmed: all that is given must fit. `*` and `?` stand for any text and any character.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrimRule {
+    /// Command name.
+    pub command: Option<String>,
+    /// Cgroup, as a path from the root of the cgroup file system.
+    pub cgroup: Option<String>,
+    /// Name of the container, or of the pod if that is not known.
+    pub workload: Option<String>,
+}
+
+impl Default for TrimConfig {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            dry_run: false,
+            trimmable_min_mib: 64,
+            trimmable_min_percent: 20.0,
+            pressure_min_percent: 0.0,
+            limit_min_percent: 0.0,
+            quiet_s: 600,
+            interval_s: 3600,
+            calls_per_hour_max: 12,
+            max_stall_ms: 100,
+            pause_per_mib_us: 0,
+            rules: Vec::new(),
+        }
+    }
+}
+
 /// What `/metrics` shows.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
