@@ -74,18 +74,12 @@ static __always_inline __u64 fp_head_address(struct fp_walk *walk, const struct 
 }
 
 /* Finds the blob of the pc and reads its header into walk->head. Returns its address; 0 = there is none. */
-FP_CHECKED_BY_ITSELF __u64 fp_find_blob(struct fp_walk *walk)
+static __always_inline __u64 fp_find_blob(struct fp_walk *walk, const struct fp_hotspot *jvm)
 {
-	const struct fp_hotspot *jvm;
 	__u64 segment, blob;
 	__u8 tag = FP_HOTSPOT_FREE;
 	int i;
 
-	if (!walk)
-		return 0;
-	jvm = fp_hotspot_of(walk);
-	if (!jvm)
-		return 0;
 	segment = (walk->pc - walk->mapping.begin) >> (jvm->segment_shift & 31);
 	for (i = 0; i < FP_HOTSPOT_HOPS; i++) {
 		if (bpf_probe_read_user(&tag, sizeof(tag), (void *)(walk->mapping.bias + segment)) || tag == FP_HOTSPOT_FREE)
@@ -257,7 +251,7 @@ FP_CHECKED_BY_ITSELF __u32 fp_step_hotspot(struct fp_walk *walk)
 	if (walk->pc - jvm->interpreter_begin < jvm->interpreter_end - jvm->interpreter_begin) {
 		end = fp_step_interpreted(walk);
 	} else {
-		blob = fp_find_blob(walk);
+		blob = fp_find_blob(walk, jvm);
 		if (!blob) {
 			fp_append(walk, walk->pc | (__u64)FP_FRAME_KIND_JAVA_STUB << FP_FRAME_KIND_BIT | (__u64)walk->flags << 32);
 			return FP_END_JIT;

@@ -69,11 +69,20 @@ fn assert_named(report: &Value) {
         })
     };
     assert!(all.iter().any(|stack| whole(&stack)), "{all:#?}");
-    let line = report["stacks"].as_array().unwrap().iter().flat_map(|stack| stack["frames"].as_array().unwrap());
-    let mut allocate = line.filter(|frame| frame["function"] == "Load.allocate");
-    assert!(allocate.clone().next().is_some());
-    // `new Deflater()` or one of the calls below it.
-    assert!(allocate.all(|frame| (11..=15).contains(&frame["line"].as_u64().unwrap_or(0)) && frame["file"] == "Load.java"));
+    let (mut frames, mut with_line) = (0, 0);
+    for stack in report["stacks"].as_array().unwrap() {
+        let allocations = stack["allocations"].as_u64().unwrap();
+        for frame in stack["frames"].as_array().unwrap().iter().filter(|frame| frame["function"] == "Load.allocate") {
+            frames += allocations;
+            // `new Deflater()` or one of the calls below it. Runtime stubs that a compiler calls without a bytecode have no line.
+            with_line += if frame["file"] == "Load.java" && frame["line"].as_u64().is_some_and(|line| (11..=15).contains(&line)) {
+                allocations
+            } else {
+                0
+            };
+        }
+    }
+    assert!(frames > 0 && with_line * 1000 >= frames * 999, "{with_line} of {frames}");
 }
 
 #[test]

@@ -345,8 +345,16 @@ impl Jvm {
         frames
     }
 
+    /// Whether a blob is a compiled method or a native one's wrapper.
+    fn is_method(&self, memory: &dyn Memory, blob: &Blob) -> bool {
+        let is_known = |name: u64| name != 0 && blob.name == name;
+        is_known(self.record.name_nmethod)
+            || is_known(self.record.name_native)
+            || code::text_at(memory, blob.name).is_some_and(|name| matches!(name.as_str(), "nmethod" | "native nmethod"))
+    }
+
     fn tables(&mut self, memory: &dyn Memory, blob: &Blob) -> Option<Arc<Compiled>> {
-        if blob.name != self.record.name_nmethod && blob.name != self.record.name_native {
+        if !self.is_method(memory, blob) {
             return None;
         }
         let id = code::word32(memory, blob.address.wrapping_add(self.layout.compile_id))?;
@@ -367,7 +375,7 @@ impl Jvm {
     fn stub(&mut self, memory: &dyn Memory, word: u64) -> Vec<Frame> {
         let pc = word & FRAME_ADDRESS_MASK;
         let blob = code::blob_of(memory, &self.layout, &self.heaps, pc);
-        if blob.is_some_and(|blob| blob.name != 0 && (blob.name == self.record.name_nmethod || blob.name == self.record.name_native)) {
+        if blob.is_some_and(|blob| self.is_method(memory, &blob)) {
             return self.compiled(memory, pc, None, word);
         }
         if (self.record.barrier_begin..self.record.barrier_end).contains(&pc) && self.record.barrier_frame_bytes == 0 {

@@ -42,7 +42,7 @@ public class Load {
 
     static void virtually() {
         try {
-            parks(110);
+            parks(400);
         } catch (InterruptedException e) {
             throw new IllegalStateException(e);
         }
