@@ -175,8 +175,8 @@ fn candidate(one: &ProcessSample, machine_percent: f64) -> Option<Candidate<'_>>
         comm: &one.comm,
         cgroups: cgroup.paths().collect(),
         workload: container.and_then(|container| container.name.as_deref().or(container.pod.as_deref())),
-        trimmable_bytes: heap.trimmable_bytes?,
-        resident_bytes: heap.resident_bytes,
+        trimmable_bytes: heap.ladder.trimmable_bytes?,
+        resident_bytes: heap.ladder.resident_bytes,
         limit_ratio: one.limit_view().map(|limit| limit.used_ratio),
         pressure_percent: cgroup.unified.as_deref().and_then(cgroup_pressure).unwrap_or(machine_percent),
     })

@@ -104,7 +104,7 @@ pub fn plan(memory: &LiveMemory, request: &Request, rate: &Rate, layouts: &mut L
     let maps = process.maps().map_err(|_| Refusal::Ended)?;
     let detection = layouts.detector.detect(process).map_err(|_| Refusal::Ended)?;
     let callable = code::callable(process, &maps, &detection, account.allocator)?;
-    let (Some(trimmable), true) = (account.trimmable_bytes, walk.quality.usable) else { return Err(TrimRefusal::NotPredicted) };
+    let (Some(trimmable), true) = (account.ladder.trimmable_bytes, walk.quality.usable) else { return Err(TrimRefusal::NotPredicted) };
     let kept = if callable.call.arguments.contains(&ReleaseArgument::Kept) { kept_bytes(memory, walk, request.pad_bytes) } else { 0 };
     let predicted_bytes = trimmable.saturating_sub(kept);
     let stall = Stall::predict(account, predicted_bytes, callable.call.hold, rate);
@@ -128,7 +128,7 @@ pub fn plan(memory: &LiveMemory, request: &Request, rate: &Rate, layouts: &mut L
         predicted_bytes,
         stall,
         thread,
-        resident_bytes: account.resident_bytes,
+        resident_bytes: account.ladder.resident_bytes,
         arguments: arguments.collect(),
         trampoline,
         callable,
@@ -170,7 +170,7 @@ fn heap_of(memory: &LiveMemory, pace: Pace, layouts: &mut LayoutCache) -> Result
     let process: &Process = memory.process();
     let options = Options { level: Level::Full, pace, with_not_malloc: false };
     let taken = take(memory, process.pid().0, process.comm(), options, layouts)?;
-    let by_bytes = |(_, walk): &(usize, &HeapWalk)| walk.account.trimmable_bytes.unwrap_or(0);
+    let by_bytes = |(_, walk): &(usize, &HeapWalk)| walk.account.ladder.trimmable_bytes.unwrap_or(0);
     match taken.heaps.iter().enumerate().max_by_key(by_bytes).map(|(index, _)| index) {
         Some(index) => Ok((index, taken)),
         // An allocator without a reader, of which at least the name is known.
@@ -193,7 +193,7 @@ fn resident_bytes(memory: &LiveMemory, allocator: Allocator, pace: Pace, layouts
     let taken = take(memory, process.pid().0, process.comm(), options, layouts).ok()?;
     let mut heaps = taken.census.heaps.iter().filter(|heap| heap.allocator == allocator).peekable();
     heaps.peek()?;
-    Some(heaps.map(|heap| heap.resident_bytes).sum())
+    Some(heaps.map(|heap| heap.ladder.resident_bytes).sum())
 }
 
 /// Of the end of the brk heap, the resident bytes that stay if `pad_bytes` are kept there.
