@@ -183,5 +183,5 @@ fn unsupported_probe_arguments_are_named_and_every_call_is_traced() {
     foreign.ask(b"g");
     let report = Estimates::of(recording);
     assert_eq!(report.0["mode"], "exact");
-    assert!(report.said().contains("argument 3 is not understood"), "{}", report.said());
+    assert!(report.said().contains("argument 3 is not supported"), "{}", report.said());
 }
