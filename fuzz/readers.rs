@@ -18,13 +18,14 @@ use fragprof::process::maps::Maps;
 use fragprof::retention::contents::Contents;
 use fragprof::selective::parse_entry;
 use fragprof::symbol::variables::Variables;
+use fragprof::trace::codec::{Bytes, State};
 use fragprof::unwind::Table;
 
 /// A reader.
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 15] = [
+pub const READERS: [(&str, Reader); 16] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -40,6 +41,7 @@ pub const READERS: [(&str, Reader); 15] = [
     ("variables", variables),
     ("types", types),
     ("hotspot", hotspot),
+    ("trace", trace),
 ];
 
 /// `/proc/PID/maps`: the target controls the names of mapped files.
@@ -389,4 +391,17 @@ pub fn hotspot(bytes: &[u8]) {
         named(kind(FrameKind::JavaInterpreted) | (JVM + distance) >> 3 << 16 | distance & 0xffff);
     }
     named(u64::MAX >> 1);
+}
+
+/// A trace, and the events inside its chunks, which a checksum would keep from a fuzzer: traces are files from anywhere.
+pub fn trace(bytes: &[u8]) {
+    if let Ok(mut reader) = fragprof::trace::Reader::new(bytes) {
+        while let Ok(Some(_)) = reader.next_item() {}
+    }
+    let (mut state, mut rest) = (State::at(0), Bytes(bytes));
+    let mut last_ns = 0;
+    while let Ok(Some(event)) = state.decode(&mut rest) {
+        assert!(event.time_ns >= last_ns && event.thread < state.next_thread());
+        last_ns = event.time_ns;
+    }
 }
