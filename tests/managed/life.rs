@@ -71,7 +71,8 @@ fn assert_named(report: &Value) {
     assert!(all.iter().any(|stack| whole(&stack)), "{all:#?}");
     let (mut frames, mut with_line) = (0, 0);
     for stack in report["stacks"].as_array().unwrap() {
-        let allocations = stack["allocations"].as_u64().unwrap();
+        // Windows estimate them.
+        let allocations = stack["allocations"].as_u64().unwrap_or(1);
         for frame in stack["frames"].as_array().unwrap().iter().filter(|frame| frame["function"] == "Load.allocate") {
             frames += allocations;
             // `new Deflater()` or one of the calls below it. Runtime stubs that a compiler calls without a bytecode have no line.
@@ -204,7 +205,7 @@ fn a_jvm_that_does_not_describe_itself_is_refused_by_name() {
     let program = compile(
         "#include <dlfcn.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n\
          int main(int n, char **a) { (void)n; if (!dlopen(a[1], RTLD_NOW)) return 1; puts(\"ready\"); fflush(stdout);\n\
-         for (int i = 0; i < 100; i++) { free(malloc(100)); usleep(30000); } return 0; }",
+         for (int i = 0; i < 500; i++) { free(malloc(100)); usleep(30000); } return 0; }",
         "other",
         &[],
     );
