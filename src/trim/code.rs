@@ -188,7 +188,7 @@ mod tests {
     fn pieces_reach_to_the_next_function_that_is_not_the_allocators() {
         let others = vec![0x1000..0x1100, 0x9000..0x9100, 0x4_0000..0x4_0100];
         let joined = pieces(vec![0x5000..0x5100, 0x4000..0x4100], others.clone());
-        assert_eq!(joined, [0x1100..0x9000]);
+        assert_eq!((joined.len(), joined.first()), (1, Some(&(0x1100..0x9000))));
         let apart = pieces(vec![0x5000..0x5100, 0xa000..0xa100], others);
         assert_eq!(apart, [0x1100..0x9000, 0x9100..0x1_2100]);
     }

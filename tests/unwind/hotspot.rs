@@ -174,7 +174,7 @@ fn walked(host: &Host, thread: &mut Thread, jvm: &Jvm, recording: &Recording) ->
 }
 
 fn assert_frames(stack: &Stack, java: &[u64]) {
-    let leaf = NATIVE + 0x10 | FRAME_EXACT | JIT;
+    let leaf = (NATIVE + 0x10) | FRAME_EXACT | JIT;
     let expected: Vec<u64> = [leaf].iter().chain(java).copied().chain([OUTER | JIT]).collect();
     assert_eq!((&*stack.frames, stack.end), (&*expected, End::Complete), "{:x?}\nexpected {expected:x?}", stack.frames);
 }
@@ -321,7 +321,7 @@ proptest! {
             // Mostly addresses of code and stack, so that walks get on.
             let word = match word % 3 {
                 0 => CODE + into[at % into.len()],
-                1 => STACK + word % STACK_BYTES & !7,
+                1 => (STACK + word % STACK_BYTES) & !7,
                 _ => *word,
             };
             frames.set(address, word);
