@@ -20,7 +20,7 @@
 //! ledger  unwind
 //! machine  governor  profile  client  trace
 //! heap
-//! units  bpf  frame  kept  random  sanitize  replace  error
+//! units  bpf  frame  kept  random  sanitize  replace  seccomp  error
 //! ```
 //!
 //! | module | job | needs root |
@@ -90,6 +90,7 @@ pub mod sampler;
 pub mod sanitize;
 pub mod selective;
 pub mod server;
+mod seccomp;
 pub mod session;
 pub mod store;
 pub mod symbol;
