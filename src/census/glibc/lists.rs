@@ -1,6 +1,6 @@
 //! Marks the chunks on singly linked lists, fastbins and thread caches, whose headers look as if they were in use.
 
-use super::super::chunks::{Chunk, ChunkState};
+use super::super::chunks::{Chunk, ChunkState, ChunkTable};
 use super::super::memory::{Memory, word_at};
 use super::layout::{Arena, FLAGS, Layout, is_chunk_address};
 use super::tcache;
@@ -8,8 +8,10 @@ use super::walker::{FastCandidate, Walker};
 
 /// Most members of a fastbin followed: enough for the largest heap, and a limit for forged cycles.
 const FASTBIN_MEMBERS_MAX: usize = 1 << 24;
-/// Most members followed by reading, if the walk could not keep them all: two seconds of reading.
+/// Most links followed by reading, where the walk's are out of date, or it could not keep them all: two seconds of reading.
 const FASTBIN_READS_MAX: u64 = 1 << 20;
+/// How often a list that changes is followed.
+const FASTBIN_ATTEMPTS: usize = 3;
 /// Members of a fastbin examined to learn how links are stored.
 const LEARN_MEMBERS_MAX: usize = 32;
 
@@ -95,40 +97,82 @@ impl<'a> ByAddress<'a> {
     }
 }
 
-/// Follows every fastbin through the candidates that the walk kept, and marks its members.
+/// Follows every fastbin and marks its members. The members change at the head only, so of a busy list the old members are found by
+/// reading what has become the list's beginning anew; a list that still breaks is followed again from its present head.
 pub fn mark_fastbins(memory: &dyn Memory, walker: &mut Walker<'_>, layout: &Layout, arenas: &[Arena]) {
     let kept = std::mem::take(&mut walker.fast_candidates);
-    let candidates = ByAddress::new(&kept);
-    let mut reads = 0;
-    for old in arenas {
+    let mut lists = Fastbins { memory, layout, candidates: ByAddress::new(&kept), reads: 0 };
+    for arena in arenas {
         // The present heads match the chunks that were walked last; at rest there is no difference.
-        let heads = memory.bytes(old.addr, 16 + 8 * layout.fastbins()).unwrap_or_default();
+        let heads = memory.bytes(arena.addr, 16 + 8 * layout.fastbins()).unwrap_or_default();
         for index in 0..layout.fastbins() {
-            let mut chunk = word_at(&heads, 16 + 8 * index);
-            let bytes = fastbin_bytes(index);
-            let is_member = |found: &Chunk| matches!(found.state, ChunkState::Live | ChunkState::Tcache) && found.bytes == bytes;
-            for _ in 0..FASTBIN_MEMBERS_MAX {
-                if chunk == 0 {
-                    break;
-                }
-                let next = match candidates.get(chunk) {
-                    Some(candidate) => Some(candidate.next),
-                    None if walker.fast_candidates_refused > 0 && reads < FASTBIN_READS_MAX => {
-                        reads += 1;
-                        let place = chunk.wrapping_add(16);
-                        memory.word(place).map(|stored| layout.reveal(place, stored))
-                    }
-                    None => None,
+            let head = word_at(&heads, 16 + 8 * index);
+            let is_whole = lists.follow(&mut walker.table, head, index, false)
+                || (1..FASTBIN_ATTEMPTS).any(|_| {
+                    let head = memory.word(arena.addr.wrapping_add(16 + 8 * index as u64)).unwrap_or(0);
+                    lists.follow(&mut walker.table, head, index, true)
+                });
+            walker.quality.broken_lists += u64::from(!is_whole);
+        }
+    }
+}
+
+/// Follows fastbins: through the links that the walk kept, and through memory where these are out of date.
+struct Fastbins<'a> {
+    memory: &'a dyn Memory,
+    layout: &'a Layout,
+    candidates: ByAddress<'a>,
+    /// Links read so far.
+    reads: u64,
+}
+
+impl Fastbins<'_> {
+    /// Marks a list's members. `is_repeated`: members marked by an earlier attempt are passed. `false` if the list's end was not reached.
+    fn follow(&mut self, table: &mut ChunkTable, head: u64, index: usize, is_repeated: bool) -> bool {
+        let bytes = fastbin_bytes(index);
+        let is_member = |found: &Chunk| matches!(found.state, ChunkState::Live | ChunkState::Tcache) && found.bytes == bytes;
+        let mut chunk = head;
+        for _ in 0..FASTBIN_MEMBERS_MAX {
+            if chunk == 0 {
+                return true;
+            }
+            let is_marked = table.restate(chunk, ChunkState::Fastbin, is_member).is_some();
+            // What is marked already closes a cycle, unless an earlier attempt has marked it. What the walk saw as something else was made
+            // since: memory tells whether it is a member.
+            let is_passed = is_marked
+                || match table.find(chunk) {
+                    Some(found) if found.start == chunk && found.state == ChunkState::Fastbin => is_repeated,
+                    _ => self.is_member_now(chunk, bytes),
                 };
-                // A chunk that is marked already closes a cycle: damage, or a list that changed meanwhile.
-                let marked = walker.table.restate(chunk, ChunkState::Fastbin, is_member).is_some();
-                let (Some(next), true) = (next, marked) else {
-                    walker.quality.broken_lists += 1;
-                    break;
-                };
-                chunk = next;
+            let next = if is_marked { self.kept_link(chunk) } else { None };
+            match next.or_else(|| self.present_link(chunk)) {
+                Some(next) if is_passed => chunk = next,
+                _ => return false,
             }
         }
+        false
+    }
+
+    /// The link that the walk read, if it leads to the end or to a possible member.
+    fn kept_link(&self, chunk: u64) -> Option<u64> {
+        self.candidates.get(chunk).map(|found| found.next).filter(|&next| next == 0 || self.candidates.get(next).is_some())
+    }
+
+    /// The link as it is now.
+    fn present_link(&mut self, chunk: u64) -> Option<u64> {
+        let place = chunk.wrapping_add(16);
+        let stored = self.read(place)?;
+        Some(self.layout.reveal(place, stored)).filter(|&next| next == 0 || is_chunk_address(next))
+    }
+
+    /// Whether a chunk of a list's size is at this address now.
+    fn is_member_now(&mut self, chunk: u64, bytes: u64) -> bool {
+        is_chunk_address(chunk) && self.read(chunk.wrapping_add(8)).is_some_and(|size| size & !FLAGS == bytes)
+    }
+
+    fn read(&mut self, addr: u64) -> Option<u64> {
+        self.reads += 1;
+        (self.reads <= FASTBIN_READS_MAX).then(|| self.memory.word(addr))?
     }
 }
 
