@@ -86,6 +86,8 @@ pub struct Context {
 
 /// DWARF number of the stack pointer.
 pub const STACK_POINTER: usize = 7;
+/// DWARF number of the frame pointer.
+pub const FRAME_POINTER: usize = 6;
 /// DWARF numbers of the registers that carry arguments, in order (System V ABI).
 const ARGUMENT_REGISTERS: [usize; ARGUMENTS_MAX] = [5, 4, 1, 2, 8, 9];
 
@@ -173,7 +175,7 @@ pub fn lay_out(
 
     let mut called = Context { flags: FLAGS_AT_ENTRY, pc: function, ..*thread.context };
     called.general[STACK_POINTER] = b;
-    called.general[6] = 0;
+    called.general[FRAME_POINTER] = 0;
     called.general[0] = 0;
     let mut text_at = texts_at;
     for (argument, register) in arguments.iter().zip(ARGUMENT_REGISTERS) {

@@ -34,7 +34,9 @@ pub use stack::Forbidden;
 
 use self::status::ThreadStatus;
 use crate::process::Process;
+use crate::process::container::{self, Hierarchies};
 use crate::process::handle::read_bounded;
+use crate::process::stack::Walker;
 
 /// Threads that are tried before the process is refused.
 const TRIED_MAX: usize = 16;
@@ -169,10 +171,13 @@ fn not_permitted() -> Refusal {
     return Refusal::Machine;
 }
 
-/// Whether its cgroup is frozen: its threads then wait in these functions of the kernel (kernel/signal.c, kernel/freezer.c).
+/// Whether its cgroup is frozen. Where the cgroup is out of sight, its threads show it under version 2: they wait in these functions of the
+/// kernel (kernel/cgroup/freezer.c, `do_freezer_trap`, which compilers put into its caller in kernel/signal.c), in which nothing else waits
+/// that is neither stopped nor traced.
 fn is_frozen(process: &Process) -> bool {
     let channel = read_bounded(&process.directory().join("wchan"), WAIT_CHANNEL_BYTES_MAX).unwrap_or_default();
-    [&b"do_freezer_trap"[..], b"__refrigerator"].iter().any(|name| channel.starts_with(name))
+    [&b"do_freezer_trap"[..], b"get_signal"].contains(&channel.as_slice())
+        || Hierarchies::find_freezers().is_frozen(&container::read(process.pid()))
 }
 
 /// Makes the call in the best thread, and waits for its end.
@@ -184,6 +189,42 @@ pub fn make(process: &Process, call: &Call<'_>, limits: &Limits) -> Result<Made,
     let software = software::of_this_machine().ok_or(Refusal::SignalFrame { reason: "no xsave area, or one of unknown size" })?;
     let threads = check(process)?;
     let mut unfit = Vec::new();
+    let mut committed = each_thread(process, call, limits, &software, &threads, None, &mut unfit)?;
+    if committed.is_none() && unfit.iter().any(|(_, reason)| matches!(reason, Unfit::InForbiddenCode { .. })) {
+        // Words that look like return addresses may be left from calls that are over.
+        let maps = process.maps().map_err(|_| Refusal::Ended)?;
+        let mut walker = Walker::of(process, &maps);
+        walker.read_tables();
+        unfit.clear();
+        committed = each_thread(process, call, limits, &software, &threads, Some(&mut walker), &mut unfit)?;
+    }
+    let Some((parked, committed)) = committed else { return Err(Refusal::NoThread { threads: threads.count, unfit }) };
+    let directory = process.directory().join(format!("task/{}", parked.tid));
+    let name = read_bounded(&directory.join("comm"), 64).unwrap_or_default();
+    let ending = wait_for_end(process, &directory, &committed, limits.call);
+    Ok(Made {
+        thread: parked,
+        thread_name: String::from_utf8_lossy(name.trim_ascii_end()).into_owned(),
+        threads: threads.count,
+        unfit,
+        stopped: committed.stopped,
+        took: committed.at.elapsed(),
+        ending,
+        is_interrupted: committed.is_interrupted,
+    })
+}
+
+/// Tries the threads, the best first, until one makes the call. `None` if none is fit; why not is then in `unfit`.
+#[cfg(target_arch = "x86_64")]
+fn each_thread(
+    process: &Process,
+    call: &Call<'_>,
+    limits: &Limits,
+    software: &frame::Software,
+    threads: &Threads,
+    mut walker: Option<&mut Walker<'_>>,
+    unfit: &mut Vec<(u32, Unfit)>,
+) -> Result<Option<(Parked, tracer::Committed)>, Refusal> {
     for parked in threads.parked.iter().take(TRIED_MAX) {
         if tracer::has_ended(process) {
             return Err(Refusal::Ended);
@@ -191,35 +232,22 @@ pub fn make(process: &Process, call: &Call<'_>, limits: &Limits) -> Result<Made,
         // The thread that traces ends after each attempt: that detaches, whatever state the attempt was in.
         let attempt = std::thread::scope(|scope| {
             let tracer = std::thread::Builder::new().name("fragprof-inject".into());
-            let attempt = tracer.spawn_scoped(scope, || tracer::attempt(process, parked, call, limits, &software));
+            let walker = walker.as_deref_mut();
+            let attempt = tracer.spawn_scoped(scope, || tracer::attempt(process, parked, call, limits, software, walker));
             attempt.map(|thread| thread.join())
         });
-        let committed = match attempt {
-            Ok(Ok(Ok(committed))) => committed,
+        match attempt {
+            Ok(Ok(Ok(committed))) => return Ok(Some((*parked, committed))),
             Ok(Ok(Err(tracer::Failed::Unfit(reason)))) => {
                 tracing::debug!("thread {}: {reason}", parked.tid);
                 unfit.push((parked.tid, reason));
-                continue;
             }
             Ok(Ok(Err(tracer::Failed::Refused(refusal)))) => return Err(refusal),
             Ok(Err(_)) => return Err(Refusal::Kernel { what: "the tracing thread", reason: "it panicked".into() }),
             Err(error) => return Err(Refusal::Kernel { what: "cannot start a thread", reason: error.to_string() }),
-        };
-        let directory = process.directory().join(format!("task/{}", parked.tid));
-        let name = read_bounded(&directory.join("comm"), 64).unwrap_or_default();
-        let ending = wait_for_end(process, &directory, &committed, limits.call);
-        return Ok(Made {
-            thread: *parked,
-            thread_name: String::from_utf8_lossy(name.trim_ascii_end()).into_owned(),
-            threads: threads.count,
-            unfit,
-            stopped: committed.stopped,
-            took: committed.at.elapsed(),
-            ending,
-            is_interrupted: committed.is_interrupted,
-        });
+        }
     }
-    Err(Refusal::NoThread { threads: threads.count, unfit })
+    Ok(None)
 }
 
 /// Makes the call: not on this machine.

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::frame::{self, Context, Frames, Restored, STACK_POINTER, Software};
+use super::frame::{self, Context, FRAME_POINTER, Frames, Restored, STACK_POINTER, Software};
 use super::memory;
 use super::parked::{Parked, Rank, SystemCall};
 use super::refusal::{Refusal, Unfit};
@@ -17,6 +17,7 @@ use super::status::ThreadStatus;
 use super::{Call, Limits};
 use crate::machine::stopped::{Registers, ptrace};
 use crate::process::Process;
+use crate::process::stack::{Standing, Walker};
 
 /// Requests that the libc crate lacks (uapi/linux/ptrace.h).
 const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
@@ -86,6 +87,7 @@ pub(super) fn attempt(
     call: &Call<'_>,
     limits: &Limits,
     software: &Software,
+    walker: Option<&mut Walker<'_>>,
 ) -> Result<Committed, Failed> {
     let tid = parked.tid.cast_signed();
     seize(process, tid)?;
@@ -108,7 +110,7 @@ pub(super) fn attempt(
         stopped_at = Instant::now();
         is_exit = true;
     }
-    match prepare(&tracee, &registers, is_exit, call, software) {
+    match prepare(&tracee, &registers, is_exit, call, software, walker) {
         Ok((frames, is_interrupted)) => {
             commit(&tracee, &registers, &frames, call.trampoline)?;
             let at = Instant::now();
@@ -284,6 +286,7 @@ fn prepare(
     is_exit: bool,
     call: &Call<'_>,
     software: &Software,
+    walker: Option<&mut Walker<'_>>,
 ) -> Result<(Frames, bool), Failed> {
     if registers.segments()[0] != LONG_MODE {
         return Err(Unfit::NotLongMode.into());
@@ -305,7 +308,7 @@ fn prepare(
     }
     tracee.dispatch()?;
     tracee.seccomp(call)?;
-    let stack = check_stack(tracee, &thread, registers.thread_pointer(), call)?;
+    let stack = check_stack(tracee, &thread, registers.thread_pointer(), call, walker)?;
     let mask = tracee.mask()?;
     let xsave = tracee.xsave()?;
     let in_use = xsave.get(XSAVE_HEADER_AT..XSAVE_HEADER_AT + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
@@ -327,7 +330,15 @@ fn restart(thread: &mut Context, call: u64) {
     thread.pc -= SYSCALL_BYTES;
 }
 
-fn check_stack(tracee: &Tracee<'_>, thread: &Context, thread_pointer: u64, call: &Call<'_>) -> Result<ThreadStack, Failed> {
+/// Makes sure that the thread is in its own stack and not inside the forbidden code. `walker`, with its tables read, settles what words of
+/// the stack leave open.
+fn check_stack(
+    tracee: &Tracee<'_>,
+    thread: &Context,
+    thread_pointer: u64,
+    call: &Call<'_>,
+    walker: Option<&mut Walker<'_>>,
+) -> Result<ThreadStack, Failed> {
     let directory: &Path = tracee.process.directory();
     let maps = tracee.process.maps().map_err(|_| Refusal::Ended)?;
     let pointer = thread.general[STACK_POINTER];
@@ -336,11 +347,24 @@ fn check_stack(tracee: &Tracee<'_>, thread: &Context, thread_pointer: u64, call:
     if memory::read(tracee.pid(), pointer, &mut bytes) != bytes.len() {
         return Err(Unfit::StackUnreadable.into());
     }
-    let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
-    match stack::forbidden_at(words.chain([thread.pc]), call.forbidden) {
-        Some(forbidden) => Err(Unfit::InForbiddenCode { what: forbidden.what.clone() }.into()),
-        None => Ok(stack),
+    let words = bytes.as_chunks::<8>().0;
+    let Some(mut forbidden) = stack::forbidden_at(words.iter().map(|word| u64::from_le_bytes(*word)).chain([thread.pc]), call.forbidden)
+    else {
+        return Ok(stack);
+    };
+    if let Some(walker) = walker {
+        let word = |addr: u64| {
+            let index = usize::try_from(addr.checked_sub(pointer).filter(|offset| offset % 8 == 0)? / 8).ok()?;
+            words.get(index).map(|word| u64::from_le_bytes(*word))
+        };
+        let walk = walker.walk(Standing { pc: thread.pc, sp: pointer, bp: Some(thread.general[FRAME_POINTER]) }, &word);
+        match stack::forbidden_at(walk.frames.iter().map(|frame| frame.pc), call.forbidden) {
+            None if walk.is_complete => return Ok(stack),
+            None => {}
+            Some(found) => forbidden = found,
+        }
     }
+    Err(Unfit::InForbiddenCode { what: forbidden.what.clone() }.into())
 }
 
 /// Writes the frames, then the registers: the commit. From here on the thread does all by itself.

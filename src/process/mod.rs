@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Process ──→ maps ──→ file (attach path, identity) ──→ elf (segments, symbols)
+//!         ├──→ stack (frames of waiting threads)
 //!         └──→ container (which container and pod, and its memory limit)
 //! ```
 //!
@@ -12,6 +13,7 @@ pub mod elf;
 pub mod file;
 pub mod handle;
 pub mod maps;
+pub mod stack;
 
 pub use file::{FileIdentity, MappedFile};
 pub use handle::{Process, ProcessError, ProcessId};

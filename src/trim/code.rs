@@ -119,7 +119,7 @@ fn code_of(maps: &Maps, module: &AllocatorModule, allocator: Allocator) -> Vec<F
             others.push(range);
         }
     });
-    pieces(named, others)
+    pieces(named, others, &entry_points)
         .into_iter()
         .filter_map(|piece| {
             let start = inject::address_of(maps, &module.mapping, &module.file, piece.start)?;
@@ -133,26 +133,33 @@ fn is_named(function: &Function<'_>, names: &[&str]) -> bool {
 }
 
 /// The pieces of code that an allocator's functions lie in: neighbours are joined, and each piece is extended to the next function that
-/// other files can call and that is not the allocator's, because functions in between may be its own without a name.
-fn pieces(mut named: Vec<Range<u64>>, mut others: Vec<Range<u64>>) -> Vec<Range<u64>> {
+/// other files can call and that is not the allocator's, because functions in between may be its own without a name. A single function that
+/// is no entry point is not extended: it may be one of the program's whose name has such a part.
+fn pieces(mut named: Vec<Range<u64>>, mut others: Vec<Range<u64>>, entry_points: &[u64]) -> Vec<Range<u64>> {
     named.sort_by_key(|range| range.start);
     others.sort_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
+    let mut joined: Vec<(Range<u64>, bool)> = Vec::new();
     for range in named {
         match joined.last_mut() {
-            Some(last) if range.start <= last.end.saturating_add(GAP_BYTES_MAX) && !has_between(&others, last.end, range.start) => {
+            Some((last, is_extended))
+                if range.start <= last.end.saturating_add(GAP_BYTES_MAX) && !has_between(&others, last.end, range.start) =>
+            {
+                *is_extended |= range.start != last.start;
                 last.end = last.end.max(range.end);
             }
-            _ => joined.push(range),
+            _ => {
+                let is_entry_point = entry_points.contains(&range.start);
+                joined.push((range, is_entry_point));
+            }
         }
     }
-    for piece in &mut joined {
+    for (piece, _) in joined.iter_mut().filter(|(_, is_extended)| *is_extended) {
         let before = others.iter().filter(|other| other.end <= piece.start).map(|other| other.end).max().unwrap_or(0);
         let after = others.iter().filter(|other| other.start >= piece.end).map(|other| other.start).min().unwrap_or(u64::MAX);
         piece.start = before.max(piece.start.saturating_sub(AROUND_BYTES));
         piece.end = after.min(piece.end.saturating_add(AROUND_BYTES));
     }
-    joined
+    joined.into_iter().map(|(piece, _)| piece).collect()
 }
 
 fn has_between(others: &[Range<u64>], from: u64, to: u64) -> bool {
@@ -187,10 +194,10 @@ mod tests {
     #[test]
     fn pieces_reach_to_the_next_function_that_is_not_the_allocators() {
         let others = vec![0x1000..0x1100, 0x9000..0x9100, 0x4_0000..0x4_0100];
-        let joined = pieces(vec![0x5000..0x5100, 0x4000..0x4100], others.clone());
+        let joined = pieces(vec![0x5000..0x5100, 0x4000..0x4100], others.clone(), &[]);
         assert_eq!((joined.len(), joined.first()), (1, Some(&(0x1100..0x9000))));
-        let apart = pieces(vec![0x5000..0x5100, 0xa000..0xa100], others);
-        assert_eq!(apart, [0x1100..0x9000, 0x9100..0x1_2100]);
+        let apart = pieces(vec![0x5000..0x5100, 0xa000..0xa100], others, &[0x5000]);
+        assert_eq!(apart, [0x1100..0x9000, 0xa000..0xa100], "a single function that is no entry point");
     }
 
     #[test]

@@ -103,13 +103,57 @@ __attribute__((noinline)) static void wait_deep_down(void)
 	__asm__ volatile("" : : "r"(deep) : "memory");
 }
 
-__attribute__((noinline)) static void wait_with_a_return_address_of_malloc(void)
+/* A word that a call which is over may have left. */
+__attribute__((noinline)) static void wait_with_an_old_word(void)
 {
 	void *on_stack[1] = { (char *)malloc + 20 };
 	__asm__ volatile("" : : "r"(on_stack) : "memory");
 	ready();
 	wait_for_input();
 	__asm__ volatile("" : : "r"(on_stack) : "memory");
+}
+
+static ssize_t wait_while_written(void *unused, const char *text, size_t bytes)
+{
+	(void)unused;
+	(void)text;
+	static int is_told;
+	if (!is_told++) {
+		ready();
+		wait_for_input();
+		_exit(0);
+	}
+	return (ssize_t)bytes;
+}
+
+/* A real frame of the allocator's: its account is written through a function that waits. */
+static void wait_in_the_allocator(void)
+{
+	FILE *out = fopencookie(NULL, "w", (cookie_io_functions_t){ .write = wait_while_written });
+	setvbuf(out, NULL, _IONBF, 0);
+	malloc_info(0, out);
+}
+
+static void wait_in_a_handler(int signal)
+{
+	(void)signal;
+	ready();
+	wait_for_input();
+	_exit(0);
+}
+
+/* Interrupts the allocator in its middle: it reads from a block that does not exist. */
+static void wait_in_a_handler_within_malloc(void)
+{
+	signal(SIGSEGV, wait_in_a_handler);
+	void *volatile first = malloc(64);
+	void *volatile second = malloc(64);
+	free(first);
+	free(second);
+	/* The list's next block, protected by the place of the link (glibc 2.32 and later). */
+	*(void *volatile *)second = (void *)((uintptr_t)16 ^ (uintptr_t)second >> 12);
+	first = malloc(64);
+	second = malloc(64);
 }
 
 static void *wait_in_thread(void *unused)
@@ -203,8 +247,14 @@ int main(int argc, char **argv)
 			_exit(1);
 		prctl(PR_SET_DUMPABLE, 1);
 		ready();
-	} else if (!strcmp(state, "in_malloc")) {
-		wait_with_a_return_address_of_malloc();
+	} else if (!strcmp(state, "old_word")) {
+		wait_with_an_old_word();
+		return 0;
+	} else if (!strcmp(state, "in_allocator")) {
+		wait_in_the_allocator();
+		return 0;
+	} else if (!strcmp(state, "interrupted_malloc")) {
+		wait_in_a_handler_within_malloc();
 		return 0;
 	} else if (!strcmp(state, "deep")) {
 		wait_deep_down();

@@ -71,7 +71,6 @@ fn jemalloc_and_tcmalloc_give_back_what_is_predicted_and_mimalloc_is_refused() {
 }
 
 #[test]
-#[ignore = "refused at present: words on the stacks of a static program look like the allocator's code"]
 fn a_static_program_with_symbols_is_trimmed() {
     let program = build("states.c", "static", &["-pthread", "-static"]);
     check(Command::new(program).args(["plain", "32", "2"]), "static", "malloc_trim(0)", &[]);

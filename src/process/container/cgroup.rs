@@ -18,6 +18,8 @@ pub struct CgroupFile {
     pub unified: Option<String>,
     /// In the hierarchy of version 1 that has the memory controller.
     pub memory: Option<String>,
+    /// In the hierarchy of version 1 that has the freezer.
+    pub freezer: Option<String>,
     /// In version 1's `name=systemd`, which has no controller.
     pub systemd: Option<String>,
     /// In another version 1 hierarchy, the first whose path is not the root.
@@ -36,10 +38,14 @@ impl CgroupFile {
                 file.refused_lines += 1;
                 continue;
             };
+            let has = |controller| controllers.split(',').any(|name| name == controller);
+            if has("freezer") {
+                file.freezer.get_or_insert_with(|| path.clone());
+            }
             let place = match controllers {
                 "" => &mut file.unified,
                 "name=systemd" => &mut file.systemd,
-                _ if controllers.split(',').any(|name| name == "memory") => &mut file.memory,
+                _ if has("memory") => &mut file.memory,
                 _ if path == "/" => continue,
                 _ => &mut file.other,
             };

@@ -1,4 +1,4 @@
-//! Locates the cgroup hierarchies with the memory controller, and the directory of a path that `/proc` shows.
+//! Locates the cgroup hierarchies with the memory controller or the freezer, and the directory of a path that `/proc` shows.
 //!
 //! `/proc/PID/cgroup` is relative to the reader's cgroup namespace. In a container that is usually a private one: its root is the
 //! container's own cgroup, and other paths begin with `/..`. In either case the mount in the container covers only its own cgroup. The
@@ -23,11 +23,14 @@ const DIRECTORIES_MAX: usize = 100_000;
 /// and have the host's view. About 50 µs each, once.
 const WITNESSES_MAX: usize = 4096;
 
+/// Maximum number of bytes read of a file that says whether a cgroup is frozen.
+const STATE_BYTES_MAX: u64 = 4096;
+
 /// Why the memory limits of containers are not known.
 const NO_VIEW: &str = "memory limits of containers are not known: no process with a view of the machine's cgroups can be accessed (needs \
                        the machine's pid namespace and CAP_SYS_PTRACE)";
 
-/// The hierarchies whose memory controller can be read.
+/// The hierarchies that can be read.
 #[derive(Debug, Clone, Default)]
 pub struct Hierarchies {
     mounts: Vec<Mount>,
@@ -35,10 +38,21 @@ pub struct Hierarchies {
     pub doubts: Vec<String>,
 }
 
+/// Which hierarchy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Version 1's with the memory controller.
+    Memory,
+    /// Version 1's with the freezer.
+    Freezer,
+    /// Version 2's.
+    Unified,
+}
+
 /// One hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mount {
-    version: Version,
+    kind: Kind,
     /// Its root directory, as far as visible.
     root: PathBuf,
     /// The directory below `root` to which the paths in `/proc` are relative.
@@ -46,17 +60,28 @@ struct Mount {
 }
 
 impl Hierarchies {
-    /// Locates the hierarchies. Never fails: what cannot be found is named in [`doubts`](Self::doubts), and limits are then not known.
+    /// Locates the hierarchies with the memory controller. Never fails: what cannot be found is named in [`doubts`](Self::doubts), and
+    /// limits are then not known.
     #[must_use]
     pub fn find() -> Self {
+        Self::find_kinds([Kind::Memory, Kind::Unified])
+    }
+
+    /// Locates the hierarchies that can freeze processes.
+    #[must_use]
+    pub fn find_freezers() -> Self {
+        Self::find_kinds([Kind::Freezer, Kind::Unified])
+    }
+
+    fn find_kinds(kinds: [Kind; 2]) -> Self {
         let private = is_private();
         let own = mounts_of("self");
         let mut found = Self::default();
-        for version in [Version::V1, Version::V2] {
-            let here = own.iter().find(|one| one.version == version);
+        for kind in kinds {
+            let here = own.iter().find(|one| one.kind == kind);
             let whole = match here {
                 Some(one) if one.is_whole(private) => Some(one.at(Path::new("/"))),
-                _ => witness(version, private),
+                _ => witness(kind, private),
             };
             let prefix = match (&whole, private) {
                 (Some(root), true) => own_prefix(here, root),
@@ -65,7 +90,7 @@ impl Hierarchies {
                 (None, _) => Err(NO_VIEW.into()),
             };
             match (whole, prefix) {
-                (Some(root), Ok(prefix)) => found.mounts.push(Mount { version, root, prefix }),
+                (Some(root), Ok(prefix)) => found.mounts.push(Mount { kind, root, prefix }),
                 (_, Err(doubt)) => found.doubts.push(doubt),
                 (None, Ok(_)) => {}
             }
@@ -79,12 +104,29 @@ impl Hierarchies {
     pub fn memory(&self, file: &CgroupFile) -> Option<CgroupMemory> {
         // In a hybrid setup only version 1 has the controller.
         self.mounts.iter().find_map(|mount| {
-            let shown = match mount.version {
-                Version::V1 => file.memory.as_deref()?,
-                Version::V2 => file.unified.as_deref()?,
+            let (shown, version) = match mount.kind {
+                Kind::Memory => (file.memory.as_deref()?, Version::V1),
+                Kind::Unified => (file.unified.as_deref()?, Version::V2),
+                Kind::Freezer => return None,
             };
             let path = resolve(&mount.prefix, &Membership::of(shown).path).filter(|path| !path.as_os_str().is_empty())?;
-            memory::read(mount.version, &mount.root, &path)
+            memory::read(version, &mount.root, &path)
+        })
+    }
+
+    /// Whether a process's cgroup, or an ancestor of it, is frozen or about to be. In either version a cgroup's own file says so for its
+    /// ancestors too (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/freezer-subsystem.rst).
+    #[must_use]
+    pub fn is_frozen(&self, file: &CgroupFile) -> bool {
+        self.mounts.iter().any(|mount| {
+            let (shown, name) = match mount.kind {
+                Kind::Freezer => (file.freezer.as_deref(), "freezer.state"),
+                Kind::Unified => (file.unified.as_deref(), "cgroup.events"),
+                Kind::Memory => return false,
+            };
+            let Some(path) = shown.and_then(|shown| resolve(&mount.prefix, shown)) else { return false };
+            let state = read_bounded(&mount.root.join(path).join(name), STATE_BYTES_MAX).unwrap_or_default();
+            state.split(|byte| *byte == b'\n').any(|line| [&b"FROZEN"[..], b"FREEZING", b"frozen 1"].contains(&line))
         })
     }
 }
@@ -92,7 +134,7 @@ impl Hierarchies {
 /// A mounted hierarchy as shown by `mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mounted {
-    version: Version,
+    kind: Kind,
     /// The mounted part of the hierarchy, relative to the reader's cgroup namespace.
     part: String,
     point: PathBuf,
@@ -126,12 +168,12 @@ fn mounts_of(pid: &str) -> Vec<Mounted> {
 }
 
 /// The whole hierarchy as seen through another process's root.
-fn witness(version: Version, private: bool) -> Option<PathBuf> {
+fn witness(kind: Kind, private: bool) -> Option<PathBuf> {
     let mut pids: Vec<u32> = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     // The host's own processes started first.
     pids.sort_unstable();
     pids.into_iter().take(WITNESSES_MAX).find_map(|pid| {
-        let mounted = mounts_of(&pid.to_string()).into_iter().find(|one| one.version == version && one.is_whole(private))?;
+        let mounted = mounts_of(&pid.to_string()).into_iter().find(|one| one.kind == kind && one.is_whole(private))?;
         let root = mounted.at(Path::new(&format!("/proc/{pid}/root")));
         fs::read_dir(&root).is_ok().then_some(root)
     })
@@ -176,7 +218,7 @@ fn find_inode(root: &Path, inode: u64) -> Option<PathBuf> {
     None
 }
 
-/// The hierarchies with the memory controller in a `mountinfo` (proc_pid_mountinfo(5)), version 1 first.
+/// The hierarchies in a `mountinfo` (proc_pid_mountinfo(5)), each where it is mounted first.
 fn mounts(mountinfo: &str) -> Vec<Mounted> {
     let mut found: Vec<Mounted> = Vec::new();
     for line in mountinfo.lines() {
@@ -184,16 +226,16 @@ fn mounts(mountinfo: &str) -> Vec<Mounted> {
         let mut of_mount = mount.split(' ').skip(3);
         let (Some(part), Some(point)) = (of_mount.next(), of_mount.next()) else { continue };
         let mut of_super = super_block.split(' ');
-        let version = match (of_super.next(), of_super.nth(1)) {
-            (Some("cgroup2"), _) => Version::V2,
-            (Some("cgroup"), Some(options)) if options.split(',').any(|one| one == "memory") => Version::V1,
-            _ => continue,
-        };
-        if !found.iter().any(|one| one.version == version) {
-            found.push(Mounted { version, part: part.to_owned(), point: unescape(point) });
+        let (file_system, options) = (of_super.next(), of_super.nth(1).unwrap_or_default());
+        let has = |controller| file_system == Some("cgroup") && options.split(',').any(|one| one == controller);
+        // Version 1 can mount several controllers as one hierarchy.
+        let kinds = [(Kind::Memory, has("memory")), (Kind::Freezer, has("freezer")), (Kind::Unified, file_system == Some("cgroup2"))];
+        for (kind, _) in kinds.into_iter().filter(|(_, is_it)| *is_it) {
+            if !found.iter().any(|one| one.kind == kind) {
+                found.push(Mounted { kind, part: part.to_owned(), point: unescape(point) });
+            }
         }
     }
-    found.sort_by_key(|one| one.version == Version::V2);
     found
 }
 
@@ -247,13 +289,15 @@ mod tests {
             30 25 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
             31 30 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:4 - cgroup2 cgroup2 rw\n\
             32 30 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
-            33 30 0:29 /docker/x /sys/fs/cgroup/my\\040memory rw shared:7 master:1 - cgroup cgroup rw,memory\n\
+            33 30 0:29 /docker/x /sys/fs/cgroup/my\\040memory rw shared:7 master:1 - cgroup cgroup rw,freezer,memory\n\
             nonsense\n";
-        let one = |version, part: &str, point: &str| Mounted { version, part: part.into(), point: point.into() };
-        assert_eq!(
-            mounts(text),
-            [one(Version::V1, "/docker/x", "/sys/fs/cgroup/my memory"), one(Version::V2, "/", "/sys/fs/cgroup/unified")]
-        );
+        let one = |kind, part: &str, point: &str| Mounted { kind, part: part.into(), point: point.into() };
+        let first = [
+            one(Kind::Unified, "/", "/sys/fs/cgroup/unified"),
+            one(Kind::Memory, "/docker/x", "/sys/fs/cgroup/my memory"),
+            one(Kind::Freezer, "/docker/x", "/sys/fs/cgroup/my memory"),
+        ];
+        assert_eq!(mounts(text), first);
     }
 
     #[test]
@@ -270,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_whole_tree_is_distinguished_from_a_part_of_it() {
-        let whole = |part: &str, private| Mounted { version: Version::V2, part: part.into(), point: "/x".into() }.is_whole(private);
+        let whole = |part: &str, private| Mounted { kind: Kind::Unified, part: part.into(), point: "/x".into() }.is_whole(private);
         assert!(whole("/", false) && whole("/..", true) && whole("/../../..", true));
         // In a private namespace `/` is only its own root; in the host's any other path is a container's part.
         assert!(!whole("/", true) && !whole("/docker/x", false) && !whole("/../other", true));
