@@ -107,7 +107,14 @@ mod tests {
         let mut extents = Extents::new(&[]);
         extents.apply(&VmEvent::Brk { end: 0x10000 });
         extents.apply(&VmEvent::Brk { end: 0x12000 });
-        ledger.apply(&Event::Alloc { addr: Addr(0x10010), size_bytes: 24, stack: StackHash(5), tid: 1, time_ns: 0 });
+        ledger.apply(&Event::Alloc {
+            addr: Addr(0x10010),
+            size_bytes: 24,
+            stack: StackHash(5),
+            tid: 1,
+            how: Default::default(),
+            time_ns: 0,
+        });
         let survey = Survey::of_ledger(&mut ledger, &extents, Footprint::Glibc, |_| AllResident);
         // The chunk is 32 bytes; the rest of its page is pinned, the next page is free.
         assert_eq!((survey.pinned.bytes.of(StackId(2)), survey.sums.trimmable_bytes), (4096 - 32, 4096));

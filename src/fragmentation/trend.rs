@@ -27,6 +27,8 @@ const RISE_BYTES_MIN: u64 = 1 << 20;
 const RISE_PER_MILLE_MIN: u64 = 20;
 /// A rise has levelled when the slope of its last part is at most this share of the whole's.
 const LEVELLED: f64 = 0.25;
+/// A fall counts as one where bytes swing if it is more than one part in so many of the swing.
+const FALL_SHARE: u64 = 8;
 /// A rise slows down when the slope of its newer half is at most this share of the older half's: caches slow down, leaks do not.
 const SLACKENING: f64 = 0.6;
 /// Free memory counts as lastingly free if it was free in all samples of this time, in seconds: three full censuses of the agent.
@@ -306,6 +308,8 @@ impl Course {
 
     /// The smallest rise of the floor that counts: a share of the bytes, and more than chance gives where bytes swing. If n samples per half
     /// meet a swing at random moments, the lowest one is off by 1/(n + 1) of the swing on average, with a standard deviation of about as much.
+    /// Samples that follow a slow swing are no such n: each of the half's f falls is met once, off by what the bytes rise between two
+    /// samples at most, and the lowest of them by 1/(f + 1) of that.
     fn least(&self) -> u64 {
         let (_, last) = self.last();
         let share = |per_mille: u64| last / 1000 * per_mille;
@@ -313,7 +317,21 @@ impl Course {
             return CLIMB_BYTES_MIN.max(share(CLIMB_PER_MILLE_MIN));
         }
         let chance = self.swing.saturating_mul(3) / (self.points.len() as u64 / 2 + 1);
-        RISE_BYTES_MIN.max(share(RISE_PER_MILLE_MIN)).max(chance)
+        let (missed, falls) = self.missed_floor();
+        RISE_BYTES_MIN.max(share(RISE_PER_MILLE_MIN)).max(chance).max(missed.saturating_mul(3) / (falls + 1))
+    }
+
+    /// By how much a fall of the newer half may have gone below the samples around it: its steepest rise over its longest time between two
+    /// samples, the swing at most; and how many falls that half has.
+    fn missed_floor(&self) -> (u64, u64) {
+        let times: Vec<f64> = self.points.iter().map(|&(at_s, _)| at_s).collect();
+        let newer = self.points.get(older_looks(&times)..).unwrap_or_default();
+        let pairs = || newer.iter().zip(newer.iter().skip(1));
+        let pause = pairs().map(|(a, b)| b.0 - a.0).fold(0.0, f64::max);
+        let steepest = pairs().map(|(a, b)| Self::slope(*a, *b)).fold(0.0, f64::max);
+        let falls = pairs().filter(|(a, b)| a.1.saturating_sub(b.1) > self.swing / FALL_SHARE).count();
+        // `as` saturates.
+        (((pause * steepest) as u64).min(self.swing), falls as u64)
     }
 
     fn shape(&self) -> Shape {
@@ -412,6 +430,20 @@ mod tests {
         assert_eq!(shape([30, 80, 55, 10, 95, 40, 70, 25, 90, 60, 35, 99]), Shape::ComesAndGoes);
         // A floor that rises by more than that under the swing is growth.
         assert_eq!(shape([0, 50, 10, 60, 20, 70, 100, 150, 110, 160, 120, 170]), Shape::Growing);
+    }
+
+    /// A busy machine delays samples: the falls of the newer half are met late.
+    #[test]
+    fn a_sawtooth_whose_falls_are_met_late_does_not_grow() {
+        let mut looks = TrendSamples::new(48);
+        let often = (0..16).map(|index| f64::from(index) * 0.1);
+        for at_s in often.chain([1.7, 1.9, 2.33, 2.5, 2.7, 2.9, 3.35]) {
+            let live_bytes = 20 * MIB + (at_s.fract() * 60.0 * MIB as f64) as u64;
+            looks.add(TrendSample { at_s, live_bytes, resident_bytes: live_bytes, ..TrendSample::default() });
+        }
+        let change = looks.change().unwrap();
+        assert!(change.live_bytes_delta > 18 * MIB as i64, "{change:?}");
+        assert_eq!(change.live_shape, Shape::ComesAndGoes);
     }
 
     #[test]
