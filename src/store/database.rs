@@ -15,8 +15,10 @@ use super::row::COLUMNS;
 
 /// Name of the file in the directory.
 pub const FILE: &str = "history.db";
-/// Version of the tables (`user_version`). A file of another version is renamed, not changed.
-const VERSION: i64 = 1;
+/// Version of the tables (`user_version`). A file of version 1 is changed; one of any other version is renamed.
+const VERSION: i64 = 2;
+/// What makes a file of version 1 one of version 2.
+const FROM_VERSION_1: &str = "BEGIN; ALTER TABLE sample ADD COLUMN unreached_bytes INTEGER; PRAGMA user_version = 2; COMMIT;";
 /// How long a reader waits for a writer.
 const BUSY: Duration = Duration::from_secs(5);
 /// The write-ahead log is truncated to this length after use.
@@ -228,12 +230,14 @@ fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Creates the tables in a new file; refuses one of another version.
+/// Creates the tables in a new file, or adds what version 1 lacks; refuses a file of another version.
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(BUSY)?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if version == 0 {
         connection.execute_batch(&tables())?;
+    } else if version == 1 {
+        connection.execute_batch(FROM_VERSION_1)?;
     } else if version != VERSION {
         let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB);
         return Err(rusqlite::Error::SqliteFailure(code, Some(format!("version {version}, not {VERSION}"))));

@@ -286,6 +286,7 @@ fn fill(view: &mut HistoryView, rows: &[Row]) {
     view.figures = figures(column);
     view.rss_bytes_max = column("rss_bytes_max");
     view.limit_bytes = column("limit_bytes");
+    view.unreached_bytes = column("unreached_bytes");
     view.verdict = rows.iter().map(|row| row.verdict.map(|kind| kind.name().to_owned())).collect();
 }
 

@@ -4,7 +4,7 @@ use crate::fragmentation::verdict::Kind;
 use crate::model::view::ProcessView;
 
 /// Columns of figures, in the order of [`Row::values`].
-pub const COLUMNS: [&str; 16] = [
+pub const COLUMNS: [&str; 17] = [
     "rss_bytes",
     "rss_bytes_max",
     "extent_bytes",
@@ -21,6 +21,7 @@ pub const COLUMNS: [&str; 16] = [
     "mmapped_bytes",
     "arenas",
     "limit_bytes",
+    "unreached_bytes",
 ];
 
 /// A sample.
@@ -56,6 +57,7 @@ impl Row {
             heap.map(|heap| heap.mmapped_bytes),
             heap.map(|heap| heap.arenas),
             process.memory_limit.as_ref().map(|limit| limit.limit_bytes),
+            process.unreached.as_ref().map(|unreached| unreached.bytes),
         ];
         let verdict = process.verdict.as_ref().and_then(|verdict| Kind::ALL.into_iter().find(|kind| kind.name() == verdict.verdict));
         Self { at, values, verdict }

@@ -8,7 +8,7 @@ use super::write::Writer;
 use super::{Database, Reader};
 use crate::heap::ladder::Ladder;
 use crate::model::sample::{HeapSample, Identity, ProcessSample};
-use crate::model::view::{ProcessView, VerdictView};
+use crate::model::view::{ProcessView, UnreachedView, VerdictView};
 use crate::process::ProcessId;
 use crate::profile::ValueKind;
 use crate::profile::testing::shop;
@@ -152,6 +152,27 @@ fn a_file_that_is_no_history_is_set_aside() {
     let reader = Reader::new(Database::open_to_read(dir.path()).unwrap());
     assert!(reader.find(7, None).unwrap().is_some());
     assert!(Database::open_to_read(&dir.path().join("nothing")).unwrap_err().to_string().contains("there is no history"));
+}
+
+#[test]
+fn a_history_of_the_first_version_is_kept_and_gets_what_it_lacks() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Database::open(dir.path()).unwrap());
+    // As it was: without the column of the second version.
+    let connection = rusqlite::Connection::open(dir.path().join("history.db")).unwrap();
+    connection.execute_batch("ALTER TABLE sample DROP COLUMN unreached_bytes; PRAGMA user_version = 1;").unwrap();
+    let old = "INSERT INTO process (boot_id, pid, start_ticks, comm) VALUES ('boot', 7, 7, 'p7');
+               INSERT INTO sample (process, at, step, rss_bytes, verdict) VALUES (1, 1800000000, 0, 5000, 1);";
+    connection.execute_batch(old).unwrap();
+    drop(connection);
+    let mut writer = Writer::new(Database::open(dir.path()).unwrap(), "boot".into());
+    let unreached = UnreachedView { blocks: 2, bytes: 96, at_unix_s: 0.0, summary: String::new(), doubts: Vec::new() };
+    writer.samples(NOW + 30, &[ProcessView { unreached: Some(unreached), ..process(7, 1) }]).unwrap();
+    let reader = Reader::new(Database::open_to_read(dir.path()).unwrap());
+    let view = reader.history(&reader.find(7, None).unwrap().unwrap(), NOW as f64, (NOW + 60) as f64, 300).unwrap();
+    assert_eq!((view.figures.rss_bytes[0], view.unreached_bytes), (Some(5000), vec![None, Some(96)]));
+    assert_eq!(view.verdict[1].as_deref(), Some("fragmentation"));
+    assert!(!dir.path().join("history.db.broken").exists());
 }
 
 #[test]

@@ -79,6 +79,8 @@ pub struct HistoryView {
     pub rss_bytes_max: Vec<Option<u64>>,
     /// The process's memory limit.
     pub limit_bytes: Vec<Option<u64>>,
+    /// Bytes of blocks to which no pointer was seen at the last scan, if that is configured ([leaks]).
+    pub unreached_bytes: Vec<Option<u64>>,
     /// The verdict's name.
     pub verdict: Vec<Option<String>>,
     /// Times of stored profiles by stack: values for `at` of `profile`, and for `diff`.

@@ -131,7 +131,10 @@ fn body_of(profile: &Profile) -> Result<Vec<u8>, StoreError> {
 
 fn insert(transaction: &Transaction<'_>, process: i64, row: &Row) -> rusqlite::Result<()> {
     let places: Vec<String> = (1..=COLUMNS.len() + 4).map(|place| format!("?{place}")).collect();
-    let mut statement = transaction.prepare_cached(&format!("INSERT OR REPLACE INTO sample VALUES ({})", places.join(", ")))?;
+    // By name: a file that has been of an older version has its columns in another order.
+    let (columns, places) = (COLUMNS.join(", "), places.join(", "));
+    let text = format!("INSERT OR REPLACE INTO sample (process, at, step, {columns}, verdict) VALUES ({places})");
+    let mut statement = transaction.prepare_cached(&text)?;
     let signed = |value: Option<u64>| value.map(|value| i64::try_from(value).unwrap_or(i64::MAX));
     let head = [Some(process), Some(row.at), Some(STEP_FRESH)];
     let values = head.into_iter().chain(row.values.into_iter().map(signed)).chain([row.verdict.and_then(verdict_number)]);
