@@ -15,7 +15,7 @@ use fragprof::process::Process;
 use fragprof::retention::BlockIndex;
 use fragprof::retention::holdings::Holdings;
 use fragprof::retention::owners::census;
-use fragprof::retention::scans::{Plan, look};
+use fragprof::retention::scans::{Plan, scan};
 use fragprof::units::Pid;
 
 /// Blocks of the index whose look-ups are timed.
@@ -111,7 +111,7 @@ fn passes(blocks: u64) {
     let memory = LiveMemory::open(Process::open(Pid(target.0.id())).unwrap()).unwrap();
     let plan = Plan { looks: 2, interval: Duration::from_millis(100), ..Plan::default() };
     let began = Instant::now();
-    let seen = look(&memory, (target.0.id(), "blocks"), plan, None, &mut LayoutCache::default()).unwrap();
+    let seen = scan(&memory, (target.0.id(), "blocks"), plan, None, &mut LayoutCache::default()).unwrap();
     let gib = seen.live_bytes as f64 / GIB;
     println!(
         "{} blocks, {gib:.2} GiB live: found {} of {} dropped in {:.1} s",
@@ -172,7 +172,7 @@ fn loss() {
             scope.spawn(|| {
                 let memory = LiveMemory::open(Process::open(Pid(pid)).unwrap()).unwrap();
                 let plan = Plan { looks: 40, interval: Duration::ZERO, ..Plan::default() };
-                drop(look(&memory, (pid, "truth"), plan, None, &mut LayoutCache::default()));
+                drop(scan(&memory, (pid, "truth"), plan, None, &mut LayoutCache::default()));
                 done.store(true, Ordering::Relaxed);
             });
             while !done.load(Ordering::Relaxed) {

@@ -20,8 +20,8 @@ use crate::model::counters::{LeakFound, LeaksSample};
 use crate::model::sample::ProcessSample;
 use crate::model::snapshot::Published;
 use crate::process::{Process, ProcessId};
-use crate::retention::scans::{Plan, look};
-use crate::retention::{Leaks, told};
+use crate::retention::scans::{Plan, scan};
+use crate::retention::{Leaks, wording};
 
 /// Longest delay of a command while no scan is running.
 const STEP: Duration = Duration::from_secs(1);
@@ -121,7 +121,7 @@ impl Looker {
                     at: Instant::now(),
                 });
                 drop(sample);
-                let profile = Arc::new(told::profile(&leaks));
+                let profile = Arc::new(wording::profile(&leaks));
                 let attributed = Attributed {
                     profile,
                     at: Instant::now(),
@@ -152,13 +152,13 @@ impl Looker {
             pace,
             memory_max_bytes: self.config.memory_mib << 20,
         };
-        let seen = look(&memory, (pid.0, &one.comm), plan, read, &mut self.layouts)?;
+        let seen = scan(&memory, (pid.0, &one.comm), plan, read, &mut self.layouts)?;
         if !memory.process().is_alive() || memory.process().id() != one.identity.process {
             return Err("it ended, or its pid belongs to another process now".into());
         }
         // A recording or an emitter may know who allocated some of the blocks.
         let known = self.board.of(one.identity.process);
-        Ok(Leaks::with_stacks(&memory, (pid.0, &one.comm), &seen, false, |range| known.functions(&range, told::FRAMES_MAX))?)
+        Ok(Leaks::with_stacks(&memory, (pid.0, &one.comm), &seen, false, |range| known.functions(&range, wording::FRAMES_MAX))?)
     }
 }
 

@@ -17,8 +17,8 @@ use crate::error::{ExitStatus, Failed};
 use crate::profile::{Profile, pprof};
 use crate::retention::leaks::{Group, Leaks};
 use crate::retention::limit;
-use crate::retention::scans::{LooksError, Plan, ScanResult, look};
-use crate::retention::told::{self, LIMITS, doubts, sentence};
+use crate::retention::scans::{Plan, ScanError, ScanResult, scan};
+use crate::retention::wording::{self, LIMITS, doubts, sentence};
 use crate::sanitize::terminal;
 use crate::session::{self, Recorder};
 use crate::units::{HumanBytes, Pid, counted};
@@ -88,7 +88,7 @@ pub fn run(args: &LeaksArgs) -> anyhow::Result<()> {
     let leaks = read_from(args.core.as_deref(), args.pid, |memory, pid, comm| of(memory, pid, comm, args))?;
     drop(shown);
     if let Some(path) = &args.output {
-        let profile = told::profile(&leaks);
+        let profile = wording::profile(&leaks);
         output::to_file(path, |out| pprof::write(&profile, out))?;
     }
     output::to_stdout(|out| {
@@ -121,18 +121,18 @@ fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &LeaksArgs) -> anyhow::Re
     Ok(leaks)
 }
 
-fn refused(error: LooksError) -> Failed {
+fn refused(error: ScanError) -> Failed {
     match error {
-        LooksError::Memory(error) => failed(error),
+        ScanError::Memory(error) => failed(error),
         other => Failed::new(ExitStatus::Unsupported, other.to_string()),
     }
 }
 
-fn seen_of(memory: &dyn Memory, who: (u32, &str), plan: Plan) -> Result<ScanResult, LooksError> {
+fn seen_of(memory: &dyn Memory, who: (u32, &str), plan: Plan) -> Result<ScanResult, ScanError> {
     let registers = registers_of(memory);
     let read = registers.as_ref().map(|registers| move || registers.read());
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
-    look(memory, who, plan, read, &mut LayoutCache::default())
+    scan(memory, who, plan, read, &mut LayoutCache::default())
 }
 
 /// The call stacks of a recording's blocks.
@@ -144,7 +144,7 @@ struct Stacks {
 impl Stacks {
     /// The frames of the block at these addresses, the innermost first; empty if it was not recorded.
     fn of(&self, range: &Range<u64>) -> Vec<String> {
-        self.blocks.as_ref().map(|blocks| blocks.functions(range, &self.profile, told::FRAMES_MAX)).unwrap_or_default()
+        self.blocks.as_ref().map(|blocks| blocks.functions(range, &self.profile, wording::FRAMES_MAX)).unwrap_or_default()
     }
 }
 

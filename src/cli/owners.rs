@@ -14,8 +14,8 @@ use crate::census::{Memory, Pace};
 use crate::error::{ExitStatus, Failed};
 use crate::profile::{Metadata, Mode, Profile, ValueKind, Values, pprof};
 use crate::retention::owners::{By, Owner, Owners, Wanted, survey};
-use crate::retention::scans::LooksError;
-use crate::retention::told::doubts;
+use crate::retention::scans::ScanError;
+use crate::retention::wording::doubts;
 use crate::sanitize::terminal;
 use crate::units::{HumanBytes, counted};
 
@@ -104,7 +104,7 @@ fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &OwnersArgs) -> anyhow::R
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
     let found = survey(memory, (pid, comm), pace, args.by, &wanted, read);
     let mut owners = found.map_err(|error| match error {
-        LooksError::Memory(error) => failed(error),
+        ScanError::Memory(error) => failed(error),
         other => Failed::new(ExitStatus::Unsupported, other.to_string()),
     })?;
     if let Some(top) = args.top {

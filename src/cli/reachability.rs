@@ -12,8 +12,8 @@ use crate::census::{LayoutCache, Pace};
 use crate::fragmentation::verdict::{Kind, Verdict};
 use crate::retention::Leaks;
 use crate::retention::owners::{By, Owners, Wanted, survey};
-use crate::retention::scans::{Plan, look};
-use crate::retention::told::{self, doubts};
+use crate::retention::scans::{Plan, scan};
+use crate::retention::wording::{self, doubts};
 use crate::sanitize::terminal;
 use crate::units::{HumanBytes, counted, grouped};
 
@@ -161,12 +161,12 @@ fn held_by(owners: &Owners, by: By) -> Option<HeldBy> {
 }
 
 /// Finds blocks to which no pointer is left.
-fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached, crate::retention::LooksError> {
+fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached, crate::retention::ScanError> {
     let registers = registers_of(memory);
     let read = registers.as_ref().map(|registers| move || registers.read());
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
     let plan = Plan { looks: LOOKS, interval: Duration::from_secs(1), ..Plan::default() };
-    let seen = look(memory, (pid, comm), plan, read, &mut LayoutCache::default())?;
+    let seen = scan(memory, (pid, comm), plan, read, &mut LayoutCache::default())?;
     let leaks = Leaks::of(memory, pid, comm, &seen, false)?;
     let part = |group: &crate::retention::leaks::Group| Part {
         bytes: group.all_bytes(),
@@ -176,7 +176,7 @@ fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached,
     let summary = if leaks.unreached_blocks == 0 {
         format!("all {} blocks are still pointed to: what grows is retained, not lost ({} scans)", grouped(leaks.live_blocks), leaks.looks)
     } else {
-        told::sentence(&leaks)
+        wording::sentence(&leaks)
     };
     Ok(Unreached {
         blocks: leaks.unreached_blocks,

@@ -106,7 +106,7 @@ impl Own {
 
 impl Own {
     /// Reads the thread caches again: their stale words change all the time.
-    pub fn look_at_caches(&mut self, memory: &dyn Memory, areas: &Areas, pace: Pace) {
+    pub fn read_caches(&mut self, memory: &dyn Memory, areas: &Areas, pace: Pace) {
         self.old.clear();
         if !self.has_caches {
             return;

@@ -30,74 +30,69 @@ impl Dominators {
 #[must_use]
 pub fn dominators(graph: Graph, roots: &[u32]) -> Dominators {
     let root = graph.len() as u32;
-    let (mut number, mut order, parent) = search(&graph, roots, root);
-    let reverse = graph.reversed();
-    let searched_bytes = (number.capacity() + order.capacity() + parent.capacity()) * 4;
-    let both_bytes = searched_bytes + reverse.bytes();
     let graph_bytes = graph.bytes();
-    drop(graph);
-    let mut is_root = Bits::of(root as usize);
-    for &block in roots.iter().filter(|&&block| block < root) {
-        is_root.set(block);
-    }
+    let (number, order, parent) = search(&graph, roots, root);
     let count = order.len();
-    let peak_bytes = both_bytes.max((searched_bytes + reverse.bytes() + 3 * 4 * count + is_root.bytes()).saturating_sub(graph_bytes));
-    let mut semi: Vec<u32> = (0..count as u32).collect();
-    let mut label = semi.clone();
-    let mut ancestor = vec![NONE; count];
-    let mut path: Vec<u32> = Vec::new();
     let at = |list: &[u32], place: u32| list.get(place as usize).copied().unwrap_or(0);
+    let mut is_root = Bits::of(count);
+    for &block in roots.iter().filter(|&&block| block < root) {
+        is_root.set(at(&number, block));
+    }
+    // From here on blocks are called by their places in the search, so that the pointers are read in the order in which they lie.
+    let reverse = graph.into_reversed(&number, count);
+    let (ordered_bytes, number_bytes) = ((order.capacity() + parent.capacity()) * 4, number.capacity() * 4);
+    drop(number);
+    let peak_bytes = ordered_bytes + reverse.bytes() + number_bytes.max((3 * 4 * count + is_root.bytes()).saturating_sub(graph_bytes));
+    let mut semi = vec![0; count];
+    // The least semidominator on the way up, as far as the way has been followed.
+    let mut least = vec![0; count];
+    let mut ancestor = parent.clone();
+    let mut path: Vec<u32> = Vec::new();
     for place in (1..count as u32).rev() {
-        let block = at(&order, place);
-        let mut least = at(&parent, place);
-        if is_root.get(block) {
-            least = 0;
-        }
-        for &from in reverse.of(block) {
-            let from = at(&number, from);
-            if from == NONE {
-                continue;
-            }
+        let mut own = if is_root.get(place) { 0 } else { at(&parent, place) };
+        for &from in reverse.of(place) {
             let candidate = if from <= place {
                 from
             } else {
-                compress(from, &mut ancestor, &mut label, &semi, &mut path);
-                at(&semi, at(&label, from))
+                compress(from, place, &mut ancestor, &mut least, &mut path);
+                at(&least, from)
             };
-            least = least.min(candidate);
+            own = own.min(candidate);
         }
-        if let (Some(semi), Some(ancestor)) = (semi.get_mut(place as usize), ancestor.get_mut(place as usize)) {
-            (*semi, *ancestor) = (least, at(&parent, place));
+        if let (Some(semi), Some(least)) = (semi.get_mut(place as usize), least.get_mut(place as usize)) {
+            (*semi, *least) = (own, own);
         }
     }
-    drop((label, ancestor, reverse));
+    drop((least, ancestor, reverse));
     let mut dominator = parent;
     for place in 1..count {
         let mut up = dominator.get(place).copied().unwrap_or(0);
-        while up > semi.get(place).copied().unwrap_or(0) {
+        let limit = semi.get(place).copied().unwrap_or(0);
+        while up > limit {
             up = at(&dominator, up);
         }
         if let Some(own) = dominator.get_mut(place) {
             *own = up;
         }
     }
-    // Numbers become blocks again, in place.
-    number.fill(NONE);
-    number.truncate(root as usize);
+    drop(semi);
+    // Places become blocks again.
+    let mut of = vec![NONE; root as usize];
     for (place, &block) in order.iter().enumerate().skip(1) {
         let up = dominator.get(place).map_or(root, |&up| at(&order, up));
-        if let Some(own) = number.get_mut(block as usize) {
+        if let Some(own) = of.get_mut(block as usize) {
             *own = up;
         }
     }
-    order.shrink_to_fit();
-    Dominators { of: number, order, peak_bytes }
+    Dominators { of, order, peak_bytes }
 }
 
 /// Depth first from the root: each block's place in the search, the blocks in that order, and each one's parent by place.
 fn search(graph: &Graph, roots: &[u32], root: u32) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
     let mut number = vec![NONE; graph.len() + 1];
-    let (mut order, mut parent) = (vec![root], vec![0u32]);
+    let (mut order, mut parent) = (Vec::with_capacity(graph.len() + 1), Vec::with_capacity(graph.len() + 1));
+    order.push(root);
+    parent.push(0u32);
     if let Some(own) = number.last_mut() {
         *own = 0;
     }
@@ -127,26 +122,25 @@ fn search(graph: &Graph, roots: &[u32], root: u32) -> (Vec<u32>, Vec<u32>, Vec<u
     }
 }
 
-/// Path compression: afterwards the label of `place` is the one with the least semidominator on its way up.
-fn compress(place: u32, ancestor: &mut [u32], label: &mut [u32], semi: &[u32], path: &mut Vec<u32>) {
-    let at = |list: &[u32], place: u32| list.get(place as usize).copied().unwrap_or(NONE);
-    let mut up = place;
+/// Path compression: afterwards `least` of `from` is that of its whole way up, to the first one that is not behind `last`.
+fn compress(from: u32, last: u32, ancestor: &mut [u32], least: &mut [u32], path: &mut Vec<u32>) {
+    let at = |list: &[u32], place: u32| list.get(place as usize).copied().unwrap_or(0);
+    let mut up = from;
     path.clear();
-    while at(ancestor, up) != NONE && at(ancestor, at(ancestor, up)) != NONE {
-        path.push(up);
-        up = at(ancestor, up);
-    }
-    while let Some(own) = path.pop() {
-        let above = at(ancestor, own);
-        let (best, mine) = (at(label, above), at(label, own));
-        if at(semi, best) < at(semi, mine)
-            && let Some(label) = label.get_mut(own as usize)
-        {
-            *label = best;
+    loop {
+        let above = at(ancestor, up);
+        if above <= last {
+            break;
         }
-        let further = at(ancestor, above);
-        if let Some(ancestor) = ancestor.get_mut(own as usize) {
-            *ancestor = further;
+        path.push(up);
+        up = above;
+    }
+    // The last one's ancestor and least are those of all below it.
+    let (top, mut best) = (at(ancestor, up), at(least, up));
+    while let Some(own) = path.pop() {
+        if let (Some(least), Some(ancestor)) = (least.get_mut(own as usize), ancestor.get_mut(own as usize)) {
+            best = best.min(*least);
+            (*least, *ancestor) = (best, top);
         }
     }
 }

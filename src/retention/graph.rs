@@ -47,15 +47,21 @@ impl Graph {
         self.to.get(at(block as usize)..at(block as usize + 1)).unwrap_or_default()
     }
 
-    /// The same pointers, by their targets.
+    /// The pointers by their targets, all as places in an order of `count` places. `places` has the place of each block, `u32::MAX` for one
+    /// that is not in the order; its pointers are left out.
     #[must_use]
-    pub fn reversed(&self) -> Self {
+    pub fn into_reversed(mut self, places: &[u32], count: usize) -> Self {
+        let place_of = |block: u32| places.get(block as usize).copied().unwrap_or(NONE);
+        self.to.iter_mut().for_each(|to| *to = place_of(*to));
         // Counted two places behind the target, so that the entry behind it is where its next pointer goes, and in the end where the next
         // target's begin.
-        let mut first = vec![0u32; self.first.len() + 1];
-        for &to in &self.to {
-            if let Some(count) = first.get_mut(to as usize + 2) {
-                *count += 1;
+        let mut first = vec![0u32; count + 2];
+        let is_in_order = |block: &u32| place_of(*block) != NONE;
+        for block in (0..self.len() as u32).filter(is_in_order) {
+            for &to in self.of(block) {
+                if let Some(count) = first.get_mut(to as usize + 2) {
+                    *count += 1;
+                }
             }
         }
         let mut sum = 0;
@@ -63,17 +69,17 @@ impl Graph {
             sum += *count;
             *count = sum;
         }
-        let mut from = vec![0u32; self.to.len()];
-        for block in 0..self.len() as u32 {
+        let mut from = vec![0u32; sum as usize];
+        for block in (0..self.len() as u32).filter(is_in_order) {
             for &to in self.of(block) {
-                let Some(place) = first.get_mut(to as usize + 1) else { continue };
-                if let Some(slot) = from.get_mut(*place as usize) {
-                    *slot = block;
+                let Some(next) = first.get_mut(to as usize + 1) else { continue };
+                if let Some(slot) = from.get_mut(*next as usize) {
+                    *slot = place_of(block);
                 }
-                *place += 1;
+                *next += 1;
             }
         }
-        first.truncate(self.first.len());
+        first.truncate(count + 1);
         Self { first, to: from }
     }
 
@@ -238,7 +244,7 @@ mod tests {
         assert_eq!(origins, [Some(0), Some(0), Some(0), Some(1), Some(1), Some(2)]);
         assert_eq!(found.path(3), [4, 3]);
         assert_eq!(found.path(2), [0, 1, 2]);
-        let reversed = graph.reversed();
+        let reversed = graph.clone().into_reversed(&[0, 1, 2, 3, 4, 5], 6);
         assert_eq!((reversed.of(3), reversed.of(0)), (&[2u32, 4][..], &[][..]));
     }
 }

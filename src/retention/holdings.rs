@@ -13,7 +13,7 @@ use super::graph::{FirstReached, GraphBuilder, Root};
 use super::pass::read_pointers;
 use super::pinned::pinned;
 use super::reader::Reader;
-use super::scans::{Clock, Doubts, LooksError};
+use super::scans::{Clock, Doubts, ScanError};
 use super::trait_objects::TraitObjects;
 use crate::census::memory::Memory;
 use crate::census::{Pace, Taken, all_own_ranges};
@@ -108,10 +108,10 @@ impl Holdings {
         taken: &Taken,
         pace: Pace,
         registers: Option<&dyn Fn() -> Vec<u64>>,
-    ) -> Result<Self, LooksError> {
+    ) -> Result<Self, ScanError> {
         let blocks = Blocks::of(&taken.heaps)?;
         if blocks.index.is_empty() {
-            return Err(LooksError::no_blocks(pid, &taken.census));
+            return Err(ScanError::no_blocks(pid, &taken.census));
         }
         let mut own = Own::of(memory, &taken.heaps);
         let heap = all_own_ranges(&taken.heaps);
@@ -119,7 +119,7 @@ impl Holdings {
         areas.add_unknown(&own.unknown);
         let saved: Vec<u64> = registers.iter().flat_map(|read| read()).collect();
         areas.registers.extend(&saved);
-        own.look_at_caches(memory, &areas, pace);
+        own.read_caches(memory, &areas, pace);
         let mut reader = Reader::new(memory, pace);
         let mut builder = GraphBuilder::of(blocks.index.len(), (blocks.index.len() * POINTERS_A_BLOCK).max(POINTERS_MIN));
         let mut groups: Vec<Range<usize>> = Vec::new();

@@ -1,6 +1,6 @@
 //! The memory that a scan needs in fragprof, and its limit: a heap that needs more is refused before anything is built.
 
-use super::scans::LooksError;
+use super::scans::ScanError;
 use crate::census::Taken;
 use crate::process::handle::read_bounded;
 
@@ -26,9 +26,9 @@ pub fn default_bytes() -> u64 {
 ///
 /// # Errors
 /// If it needs more; the error states how much.
-pub fn check(taken: &Taken, bytes_a_block: u64, limit_bytes: u64) -> Result<(), LooksError> {
+pub fn check(taken: &Taken, bytes_a_block: u64, limit_bytes: u64) -> Result<(), ScanError> {
     let blocks: u64 = taken.heaps.iter().map(|heap| heap.chunks.len() as u64).sum();
     let span: u64 = taken.census.heaps.iter().map(|heap| heap.ladder.extent_bytes).fold(0, u64::saturating_add);
     let needed_bytes = blocks.saturating_mul(bytes_a_block).saturating_add(span / SPAN_SHARE);
-    if needed_bytes > limit_bytes { Err(LooksError::TooLarge { blocks, needed_bytes, limit_bytes }) } else { Ok(()) }
+    if needed_bytes > limit_bytes { Err(ScanError::TooLarge { blocks, needed_bytes, limit_bytes }) } else { Ok(()) }
 }

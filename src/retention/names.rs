@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::frames::{Frame, Walker, standing};
 use crate::census::memory::{Memory, word_at};
 use crate::heap::residency::{page_down, page_up};
 use crate::process::file::MappedFile;
+use crate::process::stack::{Frame, Walker, standing};
 use crate::process::{Backing, Mapping, Maps, Process};
 use crate::symbol::demangle;
 use crate::symbol::variables::{TypeId, Variables};
@@ -239,7 +239,9 @@ impl<'a> Names<'a> {
     fn frames(&mut self) -> &[Frame] {
         if self.frames.is_none() {
             let threads: Vec<(u64, u64)> = self.threads.iter().map(|(sp, pc, _)| (*pc, *sp)).collect();
-            let walked = self.process.map(|process| Walker::of(self.memory, process, self.maps).frames(&standing(&threads, self.saved)));
+            let (memory, maps) = (self.memory, self.maps);
+            let word = |addr| memory.word(addr);
+            let walked = self.process.map(|process| Walker::of(process, maps).frames(&standing(&threads, self.saved), &word));
             self.frames = Some(walked.unwrap_or_default());
         }
         self.frames.as_deref().unwrap_or_default()

@@ -10,7 +10,7 @@ use super::describe::{Describer, first_words};
 pub use super::holdings::By;
 use super::holdings::{Holdings, Sums};
 use super::limit;
-use super::scans::{Doubts, Image, LooksError};
+use super::scans::{Doubts, Image, ScanError};
 use super::shares::{self, Share, Shares};
 use crate::census::memory::Memory;
 use crate::census::{LayoutCache, Level, Options, Pace, Taken, add_blocks, take};
@@ -164,7 +164,7 @@ pub struct Step {
 ///
 /// # Errors
 /// If the process cannot be read, or has ended.
-pub fn census(memory: &dyn Memory, (pid, comm): (u32, &str), pace: Pace) -> Result<Taken, LooksError> {
+pub fn census(memory: &dyn Memory, (pid, comm): (u32, &str), pace: Pace) -> Result<Taken, ScanError> {
     let mut layouts = LayoutCache::default();
     let options = Options { level: Level::Full, pace, with_not_malloc: true };
     let mut taken = take(memory, pid, comm, options, &mut layouts)?;
@@ -183,7 +183,7 @@ pub fn survey(
     by: By,
     wanted: &Wanted,
     registers: Option<&dyn Fn() -> Vec<u64>>,
-) -> Result<Owners, LooksError> {
+) -> Result<Owners, ScanError> {
     let began = std::time::Instant::now();
     let image = Image::of(memory)?;
     let taken = census(memory, (pid, comm), pace)?;

@@ -49,7 +49,7 @@ impl Default for Plan {
 
 /// Why there is no result.
 #[derive(Debug, Error)]
-pub enum LooksError {
+pub enum ScanError {
     /// The process has ended, or may not be read.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -80,7 +80,7 @@ pub enum LooksError {
     },
 }
 
-impl LooksError {
+impl ScanError {
     /// A census without blocks.
     pub(super) fn no_blocks(pid: u32, census: &Census) -> Self {
         let reason = match census.layout_unknown.as_slice() {
@@ -114,6 +114,8 @@ pub struct Doubts {
     pub threads: usize,
     /// Whether the registers of waiting threads were read; without them a block that only a register holds looks unreached.
     pub are_registers_known: bool,
+    /// Free lists of the last census that changed while they were read: some free blocks may count as blocks in use.
+    pub broken_lists: u64,
     /// Whether both censuses are usable.
     pub is_census_usable: bool,
 }
@@ -177,13 +179,13 @@ pub struct Times {
 ///
 /// # Errors
 /// If it cannot be read, has ended, or has no heap whose blocks are known.
-pub fn look(
+pub fn scan(
     memory: &dyn Memory,
     (pid, comm): (u32, &str),
     plan: Plan,
     registers: Option<&dyn Fn() -> Vec<u64>>,
     layouts: &mut LayoutCache,
-) -> Result<ScanResult, LooksError> {
+) -> Result<ScanResult, ScanError> {
     let began = Instant::now();
     let mut times = Times::default();
     let mut clock = Clock::start();
@@ -195,7 +197,7 @@ pub fn look(
     limit::check(&taken, limit::LEAKS_BYTES_A_BLOCK, plan.memory_max_bytes)?;
     let blocks = Blocks::of(&taken.heaps)?;
     if blocks.index.is_empty() {
-        return Err(LooksError::no_blocks(pid, &taken.census));
+        return Err(ScanError::no_blocks(pid, &taken.census));
     }
     let mut own = Own::of(memory, &taken.heaps);
     times.index_s = clock.lap();
@@ -209,7 +211,7 @@ pub fn look(
     let mut areas = Areas::of(memory, &all_own_ranges(&taken.heaps))?;
     areas.add_unknown(&own.unknown);
     areas.registers.extend(registers.iter().flat_map(|read| read()));
-    own.look_at_caches(memory, &areas, plan.pace);
+    own.read_caches(memory, &areas, plan.pace);
     let mut marks = Marks::of(blocks.index.len(), (blocks.index.len() * POINTERS_A_BLOCK).max(POINTERS_MIN));
     let mut reader = Reader::new(memory, plan.pace);
     mark(&mut reader, &areas, &blocks, &own, &mut marks);
@@ -233,8 +235,8 @@ pub fn look(
         let mut reader = Reader::new(memory, plan.pace);
         let mut areas = Areas::of(memory, &[])?;
         areas.registers.extend(registers.iter().flat_map(|read| read()));
-        own.look_at_caches(memory, &areas, plan.pace);
-        quick_look(&mut reader, &areas, &taken, &own, &mut candidates, &mut later)?;
+        own.read_caches(memory, &areas, plan.pace);
+        quick_scan(&mut reader, &areas, &taken, &own, &mut candidates, &mut later)?;
         doubts.add(&reader, &areas);
         read_bytes += reader.read_bytes;
         times.look_s = times.look_s.max(clock.lap());
@@ -244,6 +246,7 @@ pub fn look(
         let mut last = take(memory, pid, comm, options, layouts)?;
         add_blocks(memory, &mut last, layouts)?;
         doubts.is_census_usable &= last.census.walk.usable;
+        doubts.broken_lists = last.census.walk.broken_lists;
         candidates.take_out_changed(memory);
         last_word(memory, &last, &mut candidates, &later);
         image.check(memory, pid)?;
@@ -302,7 +305,7 @@ struct Later {
 }
 
 /// Scans all memory for pointers to candidates from outside them, and removes these candidates.
-fn quick_look(
+fn quick_scan(
     reader: &mut Reader<'_>,
     areas: &Areas,
     taken: &Taken,

@@ -1,77 +1,14 @@
 //! A PostgreSQL server, a program not written for this project: its backends against their allocator's own account.
 
 use std::io::Write;
-use std::os::unix::fs::chown;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fragprof::census::{LayoutCache, Level, LiveMemory, Options, Pace, take};
 use fragprof::process::Process;
 use fragprof::units::Pid;
 
-/// The newest installed server's programs.
-fn programs() -> PathBuf {
-    let versions = std::fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is missing: install postgresql").filter_map(Result::ok);
-    versions.map(|entry| entry.path().join("bin")).max().unwrap()
-}
-
-/// The user that Debian's package makes; the server refuses to run as root.
-fn as_postgres(program: &Path) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=postgres", "--regid=postgres", "--init-groups"]).arg(program);
-    command
-}
-
-/// A server on a directory of its own, without a port.
-struct Server {
-    postgres: Child,
-    directory: tempfile::TempDir,
-}
-
-impl Server {
-    fn start() -> Self {
-        let directory = tempfile::Builder::new().prefix("pg").tempdir_in("/tmp").unwrap();
-        let id = |option: &str| -> u32 {
-            let output = Command::new("id").args([option, "postgres"]).output().unwrap();
-            String::from_utf8_lossy(&output.stdout).trim().parse().expect("no user postgres: install postgresql")
-        };
-        chown(directory.path(), Some(id("-u")), Some(id("-g"))).unwrap();
-        let data = directory.path().join("data");
-        let mut initdb = as_postgres(&programs().join("initdb"));
-        let made = initdb.args(["--no-sync", "-A", "trust", "-E", "UTF8", "--no-locale", "-D"]).arg(&data).output().unwrap();
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        let log = std::fs::File::create(directory.path().join("log")).unwrap();
-        let mut postgres = as_postgres(&programs().join("postgres"));
-        postgres.arg("-D").arg(&data).args(["-c", "listen_addresses=", "-c", "fsync=off", "-k"]).arg(directory.path());
-        let postgres = postgres.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        let server = Self { postgres, directory };
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !server.psql(&["-c", "select 1"]).output().unwrap().status.success() {
-            assert!(Instant::now() < deadline, "{}", server.log());
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        server
-    }
-
-    fn psql(&self, arguments: &[&str]) -> Command {
-        let mut command = as_postgres(&programs().join("psql"));
-        command.current_dir("/").args(["-X", "-q", "-t", "-A", "-h"]).arg(self.directory.path()).args(["-d", "postgres"]).args(arguments);
-        command
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // SAFETY: kill takes numbers. SIGINT ends the backends too.
-        unsafe { libc::kill(libc::pid_t::try_from(self.postgres.id()).unwrap(), libc::SIGINT) };
-        let _ = self.postgres.wait();
-    }
-}
+use crate::support::postgres::Server;
 
 /// Numbers of a line of malloc_stats, by its prefix, summed over all arenas.
 fn sum_of(stats: &str, key: &str) -> u64 {

@@ -76,7 +76,7 @@ impl Workload {
         match &self.work {
             Work::Lines(unit) => Box::new(Lines { unit: unit.clone(), done: 0 }),
             Work::Redis { folder, started, pipelined } => Box::new(Redis { socket: socket(folder, started.get()), pipelined }),
-            Work::Postgres { .. } => Box::new(Lines { unit: databases::POSTGRES_UNIT.to_owned(), done: 0 }),
+            Work::Postgres { .. } => Box::new(Lines { unit: crate::support::postgres::WORK.to_owned(), done: 0 }),
             Work::Mariadb { folder, started } => Box::new(databases::Mariadb::new(socket(folder, started.get()))),
         }
     }

@@ -7,7 +7,7 @@ use fragprof::census::{Fixture, LayoutCache, LiveMemory, Memory, Pace};
 use fragprof::process::Process;
 use fragprof::retention::leaks::Leaks;
 use fragprof::retention::owners::{By, Wanted, survey};
-use fragprof::retention::scans::{Plan, look};
+use fragprof::retention::scans::{Plan, scan};
 use fragprof::units::Pid;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -28,7 +28,7 @@ fn recorded() -> (Fixture, Vec<std::ops::Range<u64>>) {
 /// Makes every report of it, whatever the memory holds.
 fn scan_and_report(fixture: &Fixture) {
     let began = Instant::now();
-    if let Ok(seen) = look(fixture, (1, "x"), Plan::default(), None, &mut LayoutCache::default()) {
+    if let Ok(seen) = scan(fixture, (1, "x"), Plan::default(), None, &mut LayoutCache::default()) {
         let leaks = Leaks::of(fixture, 1, "x", &seen, true).unwrap();
         let reported: u64 = leaks.groups.iter().map(|group| group.blocks + group.held_blocks).sum();
         assert_eq!(reported, leaks.unreached_blocks, "each block is reported once");
@@ -70,7 +70,7 @@ fn memory_with_any_words_overwritten_is_scanned_without_harm() {
 fn a_heap_that_needs_more_memory_than_the_limit_is_refused_with_the_amount() {
     let (fixture, _) = recorded();
     let plan = Plan { memory_max_bytes: 1 << 10, ..Plan::default() };
-    let refused = look(&fixture, (1, "x"), plan, None, &mut LayoutCache::default()).unwrap_err().to_string();
+    let refused = scan(&fixture, (1, "x"), plan, None, &mut LayoutCache::default()).unwrap_err().to_string();
     assert!(refused.contains("of memory in fragprof, and the limit is 1.00 KiB"), "{refused}");
     let wanted = Wanted { memory_max_bytes: Some(1 << 10), ..Wanted::default() };
     let refused = survey(&fixture, (1, "x"), Pace::default(), By::Live, &wanted, None).unwrap_err().to_string();
@@ -84,7 +84,7 @@ fn a_heap_of_nothing_but_pointers_to_itself_is_scanned_in_bounded_time_and_memor
     let target = Waiting::start(command);
     let memory = LiveMemory::open(Process::open(Pid(target.pid().parse().unwrap())).unwrap()).unwrap();
     let mut fixture = Fixture::record(&memory).unwrap();
-    let seen = look(&memory, (1, "x"), Plan { looks: 0, ..Plan::default() }, None, &mut LayoutCache::default()).unwrap();
+    let seen = scan(&memory, (1, "x"), Plan { looks: 0, ..Plan::default() }, None, &mut LayoutCache::default()).unwrap();
     let blocks: Vec<(u64, u64)> =
         seen.taken.heaps.iter().flat_map(|heap| heap.chunks.live_blocks()).map(|block| (block.addr, block.usable_bytes)).collect();
     let mut state = 88_172_645_463_325_252u64;

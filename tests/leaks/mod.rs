@@ -5,6 +5,7 @@ mod agent;
 mod command;
 mod hostile;
 mod join;
+mod memcheck;
 mod owners;
 mod real;
 mod target;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fragprof::capture::registers::ThreadRegisters;
 use fragprof::census::{LayoutCache, LiveMemory};
 use fragprof::process::Process;
-use fragprof::retention::scans::{Plan, ScanResult, look};
+use fragprof::retention::scans::{Plan, ScanResult, scan};
 use fragprof::units::Pid;
 
 use crate::support::build::output_dir;
@@ -66,11 +66,11 @@ impl Target {
     }
 
     /// Scans it.
-    pub fn look(&self, looks: u32, interval: Duration) -> ScanResult {
+    pub fn scan(&self, looks: u32, interval: Duration) -> ScanResult {
         let memory = LiveMemory::open(Process::open(Pid(self.pid())).unwrap()).unwrap();
         let plan = Plan { looks, interval, ..Plan::default() };
         let registers = ThreadRegisters::of(Pid(self.pid())).unwrap();
-        look(&memory, (self.pid(), "truth"), plan, Some(&|| registers.read()), &mut LayoutCache::default()).unwrap()
+        scan(&memory, (self.pid(), "truth"), plan, Some(&|| registers.read()), &mut LayoutCache::default()).unwrap()
     }
 
     /// The blocks that it lists: address and kind.

@@ -20,7 +20,7 @@ fn look(command: Command, churn: Option<(u32, u32)>, what: &str) -> Judged {
 
 fn scan_with_own(command: Command, churn: Option<(u32, u32)>, own: u64, what: &str) -> Judged {
     let target = Target::start(command, churn);
-    let seen = target.look(if churn.is_some() { 5 } else { 1 }, Duration::from_millis(500));
+    let seen = target.scan(if churn.is_some() { 5 } else { 1 }, Duration::from_millis(500));
     let judged = target.judge(&seen);
     println!(
         "{what}: {} after the first scan, {} remain; {:?}; {:?}",

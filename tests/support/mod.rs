@@ -2,6 +2,7 @@
 //! its reports. No expected value is computed with fragprof's own code.
 
 pub mod build;
+pub mod postgres;
 pub mod process;
 pub mod recording;
 pub mod rendezvous;

@@ -11,7 +11,7 @@ use crate::census::{Pace, Taken};
 use crate::fragmentation::by_stack::BEFORE_ATTACH as OLD;
 use crate::ledger::Ledger;
 use crate::profile::{BEFORE_ATTACH, Frame, UNATTRIBUTED, ValueKind, Values};
-use crate::retention::LooksError;
+use crate::retention::ScanError;
 use crate::retention::describe::{Describer, first_words};
 use crate::retention::holdings::{By, Holdings};
 use crate::retention::shares::Shares;
@@ -25,13 +25,7 @@ pub type Part = (Vec<Frame>, Values);
 ///
 /// # Errors
 /// If the process has ended, or has no heap whose blocks are known.
-pub fn by_owner(
-    memory: &LiveMemory,
-    pid: u32,
-    taken: &Taken,
-    ledger: &Ledger,
-    before: Option<&StartHeap>,
-) -> Result<Vec<Part>, LooksError> {
+pub fn by_owner(memory: &LiveMemory, pid: u32, taken: &Taken, ledger: &Ledger, before: Option<&StartHeap>) -> Result<Vec<Part>, ScanError> {
     let holdings = Holdings::of(memory, pid, taken, Pace::default(), None)?;
     let maps = crate::census::Memory::maps(memory)?;
     let mut describer = Describer::of(memory, &maps, &holdings)?;

@@ -70,29 +70,33 @@ pub fn sentence(leaks: &Leaks) -> String {
 /// Reasons to doubt, each as one sentence.
 #[must_use]
 pub fn doubts(seen: &Doubts) -> Vec<String> {
-    let mut told = Vec::new();
-    let mut tell = |holds: bool, text: String| told.extend(holds.then_some(text));
-    tell(seen.swapped_bytes > 0, format!("{} are in swap and were not read: they may contain pointers", HumanBytes(seen.swapped_bytes)));
-    tell(seen.unread_bytes > 0, format!("{} could not be read: they may contain pointers", HumanBytes(seen.unread_bytes)));
-    tell(!seen.is_census_usable, "the census of the heap is not usable: blocks may be missing or wrong".to_owned());
-    tell(
+    let mut doubts = Vec::new();
+    let mut add = |holds: bool, text: String| doubts.extend(holds.then_some(text));
+    add(seen.swapped_bytes > 0, format!("{} are in swap and were not read: they may contain pointers", HumanBytes(seen.swapped_bytes)));
+    add(seen.unread_bytes > 0, format!("{} could not be read: they may contain pointers", HumanBytes(seen.unread_bytes)));
+    add(!seen.is_census_usable, "the census of the heap is not usable: blocks may be missing or wrong".to_owned());
+    add(
+        seen.broken_lists > 0,
+        format!("{} changed while being read: free blocks may count as blocks in use", counted(seen.broken_lists, "free list")),
+    );
+    add(
         seen.unknown_bytes > 0,
         format!(
             "{} of the heap are not understood: they were scanned as roots, and blocks in them are not reported",
             HumanBytes(seen.unknown_bytes)
         ),
     );
-    tell(
+    add(
         seen.dropped_pointers > 0,
         format!("{} were not kept for lack of memory: their targets count as reached", counted(seen.dropped_pointers, "pointer")),
     );
-    tell(
+    add(
         !seen.are_registers_known,
         "registers were not read, except system call arguments (it needs CAP_BPF and CAP_PERFMON): a block that only a register holds \
          looks unreached"
             .to_owned(),
     );
-    tell(
+    add(
         seen.running_threads > 0,
         format!(
             "{} of {} were running during a scan: their registers are not known, and their stacks were read in full",
@@ -100,5 +104,5 @@ pub fn doubts(seen: &Doubts) -> Vec<String> {
             counted(seen.threads as u64, "thread")
         ),
     );
-    told
+    doubts
 }
