@@ -10,9 +10,9 @@ const READ_WITHIN: Duration = Duration::from_secs(2);
 
 /// When a process was first found to have ended.
 #[derive(Debug, Default)]
-pub struct UntoldExit(Option<Instant>);
+pub struct LostExit(Option<Instant>);
 
-impl UntoldExit {
+impl LostExit {
     /// Whether the process ended so long ago that its exit record must have been lost.
     pub fn is_overdue(&mut self, process: &Process) -> bool {
         if self.0.is_none() && !process.is_alive() {

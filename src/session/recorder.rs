@@ -454,7 +454,7 @@ impl Recorder {
             }
             self.new_code(slot, monotonic_ns());
         }
-        let overdue = |(slot, target): (&u16, &mut Target)| target.untold_exit.is_overdue(&target.process).then_some(*slot);
+        let overdue = |(slot, target): (&u16, &mut Target)| target.lost_exit.is_overdue(&target.process).then_some(*slot);
         for slot in self.targets.iter_mut().filter_map(overdue).collect::<Vec<_>>() {
             self.retire(slot);
         }

@@ -12,7 +12,7 @@ use crate::managed::{self, SharedManaged};
 use crate::probe::plan::{FilePlan, Planner, SitePlan};
 use crate::process::{Maps, Process};
 use crate::profile::HeapMoment;
-use crate::session::lost_exit::UntoldExit;
+use crate::session::lost_exit::LostExit;
 use crate::session::report::heap::{self, Before, HeapPicture};
 use crate::session::report::sampled_heap::{self, SampledPicture};
 use crate::session::shared::Session;
@@ -91,7 +91,7 @@ pub struct Target {
     /// Children of vfork whose calls in this process's memory were probed.
     pub vfork_children_seen: u64,
     /// Detects its end if the exit record was lost.
-    pub untold_exit: UntoldExit,
+    pub lost_exit: LostExit,
     loss: TargetLoss,
     /// The ledger, once the process has ended and its slot is freed.
     pub watched: Option<Watched>,
@@ -126,7 +126,7 @@ impl Target {
             throwing: Vec::new(),
             notes: Vec::new(),
             vfork_children_seen: 0,
-            untold_exit: UntoldExit::default(),
+            lost_exit: LostExit::default(),
             loss: TargetLoss::default(),
             watched: None,
         }

@@ -329,24 +329,14 @@ impl Governed {
     }
 
     fn advance(&mut self) {
-        let slots: Vec<u16> = self.targets.keys().copied().collect();
-        for slot in slots {
-            let now_s = self.now_s();
-            let tools = Tools {
-                capture: &self.session.capture,
-                ring: &self.ring,
-                states: &self.states,
-                reaper: &self.reaper,
-                costs: self.costs,
-                now_s,
-            };
-            if let Some(target) = self.targets.get_mut(&slot) {
-                target.advance(&tools);
-            }
+        let mut targets = std::mem::take(&mut self.targets);
+        for target in targets.values_mut() {
+            target.advance(&self.tools());
         }
         let lost = self.notices_lost.load(Ordering::Relaxed);
         if lost != self.notices_lost_seen {
             self.notices_lost_seen = lost;
+        self.targets = targets;
             self.looked.clear();
             for slot in self.targets.keys().copied().collect::<Vec<_>>() {
                 self.look(slot);
@@ -388,7 +378,7 @@ impl Governed {
 
     /// Retires processes whose exit record was lost.
     fn retire_the_dead(&mut self) {
-        let overdue = |(slot, target): (&u16, &mut Target)| target.untold_exit.is_overdue(&target.process).then_some(*slot);
+        let overdue = |(slot, target): (&u16, &mut Target)| target.lost_exit.is_overdue(&target.process).then_some(*slot);
         for slot in self.targets.iter_mut().filter_map(overdue).collect::<Vec<_>>() {
             self.retire(slot);
         }
@@ -486,19 +476,11 @@ impl Governed {
     /// A profile from what is known so far of these processes; without `pids`, of all that are or were watched. Windows continue.
     #[must_use]
     pub fn profile(&mut self, pids: Option<&[Pid]>) -> Profile {
-        let now_s = self.now_s();
-        let tools = Tools {
-            capture: &self.session.capture,
-            ring: &self.ring,
-            states: &self.states,
-            reaper: &self.reaper,
-            costs: self.costs,
-            now_s,
-        };
         let wanted = |target: &Target| pids.is_none_or(|pids| pids.contains(&target.pid()));
-        for target in self.targets.values_mut().filter(|target| wanted(target)) {
+        let mut targets = std::mem::take(&mut self.targets);
+        for target in targets.values_mut().filter(|target| wanted(target)) {
             // A burst may have closed the probes since the last step.
-            target.advance_large(&tools);
+            target.advance_large(&self.tools());
             target.look_again(true);
             if let Ok(maps) = target.process.maps() {
                 self.session.snapshots().update(&mut target.space, &target.process, &maps);
@@ -508,6 +490,7 @@ impl Governed {
         let now_s = self.now_s();
         let facts = profile::Facts {
             started_at: self.started_at,
+        self.targets = targets;
             // The counters first: a record that is counted and not read yet may still be in the ring.
             counters: self.session.capture.counters(&self.ring).unwrap_or_default(),
             read: self.ring.read(),

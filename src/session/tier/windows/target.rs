@@ -18,7 +18,7 @@ use crate::process::{Maps, Process};
 use crate::profile::HeapSummary;
 use crate::random::Random;
 use crate::selective::builds::KnownSites;
-use crate::session::lost_exit::UntoldExit;
+use crate::session::lost_exit::LostExit;
 use crate::session::reaper::{Reaper, Ticket};
 use crate::session::report::heap::{Before, HeapPicture};
 use crate::session::shared::Session;
@@ -100,7 +100,7 @@ pub struct Tools<'a> {
 pub struct Target {
     pub process: Process,
     /// Detects its end if the exit record was lost.
-    pub untold_exit: UntoldExit,
+    pub lost_exit: LostExit,
     pub slot: Slot,
     files: Vec<AttachFile>,
     /// Whether exceptions may pass its probed returns, and the number of functions that throw.
@@ -162,7 +162,7 @@ impl Target {
         let seed = monotonic_ns() ^ (u64::from(process.pid().0) << 32) ^ u64::from(slot.generation);
         Self {
             process,
-            untold_exit: UntoldExit::default(),
+            lost_exit: LostExit::default(),
             slot,
             files: Vec::new(),
             return_probes: ReturnProbePolicy { limited: false, chooses_returns, accepted: false },
