@@ -127,6 +127,10 @@ census-suites: test-deps ## test the census and trims with every glibc and jemal
 bench-unwind: deps ## measure the unwind tables of every file under /usr
 	$(CARGO) bench --bench unwind
 
+.PHONY: bench-whatif
+bench-whatif: test-deps ## compare predictions of whatif with programs really run so, and write the table of docs/whatif.md (10 minutes)
+	FRAGPROF_BLESS=1 $(CARGO) test --release --test integration figures_of_predictions -- --ignored --nocapture
+
 .PHONY: bench-sampler
 bench-sampler: deps ## measure the in-process sampler: a pair, a sample and its free, real programs; compared with heaptrack
 	@scripts/install-packages.sh heaptrack postgresql mariadb-server

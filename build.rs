@@ -18,6 +18,8 @@ const BPF_CPU: &str = "-mcpu=v3";
 const SAMPLER: &str = "src/sampler/preload";
 /// The program with which a C library's allocator is run.
 const SCRATCH: &str = "src/selective/scratch.c";
+/// The program that makes a trace's calls, and what stands for the C library while it is linked.
+const PLAYER: [&str; 3] = ["src/replay/player.c", "src/replay/player.h", "src/replay/stubs.c"];
 
 fn main() -> Result<()> {
     // Everything that depends on registers and instructions is in src/machine/ and bpf/machine_*.bpf.h.
@@ -33,6 +35,10 @@ fn main() -> Result<()> {
     println!("cargo::rerun-if-changed={SAMPLER}");
     link_sampler("libfragprof_sampler.so", &[])?;
     link_sampler("libfragprof_sampler_jemalloc.so", &["-DFRAGPROF_ALLOCX", "allocx.c"])?;
+    for source in PLAYER {
+        println!("cargo::rerun-if-changed={source}");
+    }
+    link_player()?;
     println!("cargo::rerun-if-changed={SCRATCH}");
     // The scratch program uses registers of x86-64.
     if arch == "x86_64" { link_scratch() } else { Ok(()) }
@@ -104,6 +110,30 @@ fn link_scratch() -> Result<()> {
     link(&["-shared", "-Wl,-soname,libc.so.6", "-x", "c"], "/dev/null", "libc_name.so")?;
     let stub = stub.to_str().context("OUT_DIR is not UTF-8")?;
     link(&["-fPIE", "-pie", "-Wl,--no-as-needed", stub, "-Wl,-z,noexecstack", "-Wl,--build-id=none"], SCRATCH, "scratch")
+}
+
+/// Links the player to `OUT_DIR/player`: it uses functions of the C library without their versions, so that it runs under any glibc.
+fn link_player() -> Result<()> {
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?);
+    let compiler = cc::Build::new()
+        .no_default_flags(true)
+        .try_get_compiler()
+        .context("no C compiler was found: `make deps` installs what the build needs")?;
+    let [player, _, stubs] = PLAYER;
+    let link = |arguments: &[&str], source: &str, name: &str| -> Result<()> {
+        let mut command = compiler.to_command();
+        // The flags do not depend on the profile: the player is measured, not debugged.
+        command.args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-ffreestanding", "-fno-stack-protector", "-nostdlib"]);
+        let status = command.args(["-Wl,--build-id=none", source]).args(arguments).arg("-o").arg(out.join(name)).status();
+        let status = status.context("cannot run the C compiler: `make deps` installs what the build needs")?;
+        ensure!(status.success(), "cannot compile {source} to {name}");
+        Ok(())
+    };
+    link(&["-fPIC", "-shared", "-Wl,-soname,libc.so.6"], stubs, "libc_names.so")?;
+    link(&["-fPIC", "-shared", "-DTHREADS", "-Wl,-soname,libpthread.so.0"], stubs, "libpthread_names.so")?;
+    let names = [out.join("libc_names.so"), out.join("libpthread_names.so")];
+    let [libc, threads] = names.each_ref().map(|name| name.to_str().context("OUT_DIR is not UTF-8"));
+    link(&["-fPIE", "-pie", "-Wl,-E", "-Wl,--no-as-needed", libc?, threads?, "-Wl,-z,noexecstack"], player, "player")
 }
 
 /// Compiles `bpf/SOURCE.bpf.c` to `OUT_DIR/NAME.bpf.o`.

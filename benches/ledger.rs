@@ -66,6 +66,7 @@ impl Churn {
             size_bytes: 16 + random % 64,
             stack: StackHash(1 + (random >> 32) % STACKS),
             tid: 1,
+            how: Default::default(),
             time_ns: self.time_ns,
         }
     }

@@ -30,9 +30,25 @@ static __always_inline __u64 fp_size_of(struct pt_regs *regs, __u64 cookie)
 {
 	__u64 size = fp_register(regs, FP_COOKIE_SIZE_REG(cookie));
 
-	if (FP_COOKIE_COUNT_REG(cookie) != FP_NO_REG)
+	if (FP_COOKIE_COUNT_REG(cookie) != FP_NO_REG && !FP_COOKIE_COUNT_ALIGNS(cookie))
 		size *= fp_register(regs, FP_COOKIE_COUNT_REG(cookie));
 	return size;
+}
+
+#define FP_ALLOC_SIZE_MASK ((1ULL << FP_ALLOC_SIZE_BITS) - 1)
+
+/* A size with log2 of the requested alignment, as in struct fp_alloc. A size of more bits is never allocated. */
+static __always_inline __u64 fp_with_alignment(struct pt_regs *regs, __u64 cookie, __u64 size)
+{
+	__u64 low, bits;
+
+	if (!FP_COOKIE_COUNT_ALIGNS(cookie))
+		return size;
+	low = fp_register(regs, FP_COOKIE_COUNT_REG(cookie));
+	low &= -low;
+	bits = (low & 0xaaaaaaaaaaaaaaaaULL ? 1 : 0) | (low & 0xccccccccccccccccULL ? 2 : 0) | (low & 0xf0f0f0f0f0f0f0f0ULL ? 4 : 0) |
+	       (low & 0xff00ff00ff00ff00ULL ? 8 : 0) | (low & 0xffff0000ffff0000ULL ? 16 : 0) | (low & 0xffffffff00000000ULL ? 32 : 0);
+	return (size & FP_ALLOC_SIZE_MASK) | bits << FP_ALLOC_SIZE_BITS;
 }
 
 /* Usable bytes of one of glibc's blocks (malloc_usable_size) if it is a large one, whose chunk the thread cache does not take; else 0. A
@@ -398,6 +414,7 @@ static __always_inline __u64 fp_alloc_enter_on(struct pt_regs *regs, struct fp_t
 		fp_lost(target, FP_CNT_LOST_ALLOC);
 		return 0;
 	}
+	call.size = fp_with_alignment(regs, cookie, call.size);
 	call.sp = fp_entry_sp(regs, cookie);
 	if (fp_is_nested(regs, thread, target, call.sp, false))
 		return 0;
@@ -490,7 +507,7 @@ found:
 	}
 	fp_send_alloc(target, cookie, thread->tid, block, call.size, call.stack);
 	if (target->flags & FP_TARGET_CONTENTS)
-		fp_send_contents(target, cookie, thread->tid, block, call.size);
+		fp_send_contents(target, cookie, thread->tid, block, call.size & FP_ALLOC_SIZE_MASK);
 }
 
 static __always_inline void fp_alloc_return(struct pt_regs *regs, __u64 cookie, __u64 sequence, bool large)

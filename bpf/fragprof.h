@@ -69,12 +69,15 @@ enum fp_stamp {
 struct fp_alloc {
 	struct fp_head head;
 	unsigned long long addr;  /* block allocated, never 0 */
-	unsigned long long size;  /* bytes requested */
+	unsigned long long size;  /* bytes requested; in the bits from FP_ALLOC_SIZE_BITS on log2 of the requested alignment, 0 = none */
 	unsigned long long stack; /* stack hash, 0 = none could be taken (counted by reason) */
 };
 
 /* FP_REC_SAMPLE. 56 bytes. Its free is an FP_REC_FREE. */
 struct fp_sample {
+enum fp_alloc_bits {
+	FP_ALLOC_SIZE_BITS = 56,
+};
 	struct fp_head head;
 	unsigned long long addr;     /* block allocated, never 0 */
 	unsigned long long size;     /* bytes requested */
@@ -202,7 +205,7 @@ struct fp_vm {
 	unsigned long long request; /* bytes that the call requests */
 };
 
-/* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT. 40 bytes. Of a fork, head.function is 1 if the child runs in its parent's memory (vfork). */
+/* FP_REC_EXEC, FP_REC_FORK, FP_REC_EXIT, FP_REC_THREAD_EXIT. 40 bytes. Of a fork, head.function is 1 if the child runs in its parent's memory (vfork). */
 struct fp_life {
 	struct fp_head head;
 	unsigned int pid;
@@ -396,3 +399,5 @@ struct fp_usdt_site {
 };
 
 #endif
+	FP_COOKIE_COUNT_ALIGNS_SHIFT = 60, /* 1 bit: count_reg has the alignment in bytes */
+#define FP_COOKIE_COUNT_ALIGNS(c) FP_COOKIE_FIELD(c, FP_COOKIE_COUNT_ALIGNS_SHIFT, 1)

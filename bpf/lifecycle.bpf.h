@@ -68,6 +68,8 @@ static __always_inline int fp_exit_done(struct task_struct *task)
 	/* The last thread of the group: do_exit has already counted it out. */
 	if (BPF_CORE_READ(task, signal, live.counter) == 0)
 		fp_send_life(FP_REC_EXIT, task->exit_code, 0);
+	else
+		fp_send_life(FP_REC_THREAD_EXIT, 0, 0);
 	fp_thread_forget(task->pid);
 	return 0;
 }

@@ -7,6 +7,7 @@
 
 #include "fragprof.h"
 #include "unwind_table.h"
+#include "../src/replay/player.h"
 
 /* Structs that are copied from one side to the other. */
 struct structs {
@@ -43,6 +44,7 @@ struct live {
 struct choices {
 	enum fp_record_kind record_kind;
 	enum fp_unwind_end unwind_end;
+	struct fp_player player;
 	enum fp_vm_op vm_op;
 	enum fp_counter counter;
 	enum fp_op op;
@@ -67,3 +69,4 @@ struct numbers {
 	enum fp_rule_register rule_register;
 	enum fp_hotspot_limit hotspot_limit;
 } numbers;
+	enum fp_alloc_bits alloc_bits;

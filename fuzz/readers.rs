@@ -25,7 +25,7 @@ use fragprof::unwind::Table;
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 16] = [
+pub const READERS: [(&str, Reader); 17] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -405,3 +405,7 @@ pub fn trace(bytes: &[u8]) {
         last_ns = event.time_ns;
     }
 }
+    if let Ok(survey) = fragprof::replay::Survey::of(bytes) {
+        let _ = survey.check();
+        let _ = fragprof::replay::Setting::today(&survey.header, survey.end.as_ref(), survey.header.cpus);
+    }

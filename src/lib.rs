@@ -11,7 +11,7 @@
 //! store
 //! model
 //! session
-//! retention
+//! retention  replay
 //! capture  fragmentation  selective  trim
 //! emitter  managed
 //! census  probe  symbol  sampler  inject
@@ -42,6 +42,7 @@
 //! | [`fragmentation`] | pinning, blocking, growth, verdicts | no |
 //! | [`managed`] | frames of managed runtimes: how they are walked, and their names | reads memory |
 //! | [`trim`] | free pages given back by a call of the process's own allocator, predicted and checked | traces |
+//! | [`replay`] | a trace's calls made again under other settings, and measured | no |
 //! | [`symbol`] | addresses to function names and lines | reads files |
 //! | [`profile`] | the profile model and its encoders | no |
 //! | [`session`] | a recording from attach to profile, in one of three tiers | yes |
@@ -85,12 +86,13 @@ pub mod process;
 pub mod profile;
 pub mod random;
 mod replace;
+pub mod replay;
 pub mod retention;
 pub mod sampler;
 pub mod sanitize;
+mod seccomp;
 pub mod selective;
 pub mod server;
-mod seccomp;
 pub mod session;
 pub mod store;
 pub mod symbol;

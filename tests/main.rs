@@ -25,3 +25,4 @@ mod trim;
 mod truth;
 mod unwind;
 mod verdicts;
+mod whatif;

@@ -12,6 +12,9 @@ use serde::Serialize;
 
 use crate::bpf;
 
+/// log2 of a page's bytes.
+const PAGE_BITS: u8 = 12;
+
 /// What a call does with blocks: those of [`bpf::Op`] that are calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -50,10 +53,12 @@ pub struct Shape {
     pub op: Op,
     /// Bytes requested, or bytes of one element.
     pub size: Option<u8>,
-    /// Number of elements.
+    /// Number of elements; the alignment if `is_aligned`.
     pub count: Option<u8>,
     /// The block, or where the new block's address is stored (posix_memalign).
     pub pointer: Option<u8>,
+    /// Whether the call requests an alignment in bytes.
+    pub is_aligned: bool,
 }
 
 /// The origin of a function.
@@ -92,6 +97,18 @@ impl Function {
         throws && !self.symbol.contains("nothrow")
     }
 
+    /// Whether the block is to be zeros.
+    #[must_use]
+    pub fn zeroes(&self) -> bool {
+        self.shape.op == Op::Alloc && ["calloc", "zalloc"].iter().any(|part| self.symbol.contains(part))
+    }
+
+    /// log2 of the alignment that it always has; 0 = the allocator's own.
+    #[must_use]
+    pub fn fixed_alignment_bits(&self) -> u8 {
+        if self.symbol.ends_with("valloc") { PAGE_BITS } else { 0 }
+    }
+
     /// Whether a failure frees the block that was to be resized, as `reallocf` does (BSD, mimalloc).
     #[must_use]
     pub fn frees_on_failure(&self) -> bool {
@@ -126,7 +143,7 @@ pub fn find(family: Family, symbol: &[u8]) -> Option<FunctionId> {
 }
 
 const fn shape(op: Op, size: Option<u8>, count: Option<u8>, pointer: Option<u8>) -> Shape {
-    Shape { op, size, count, pointer }
+    Shape { op, size, count, pointer, is_aligned: false }
 }
 const fn alloc(size: u8) -> Shape {
     shape(Op::Alloc, Some(size), None, None)
@@ -143,8 +160,11 @@ const fn realloc(pointer: u8, size: u8) -> Shape {
 const fn realloc_n(pointer: u8, count: u8, size: u8) -> Shape {
     shape(Op::Realloc, Some(size), Some(count), Some(pointer))
 }
-const fn posix(pointer: u8, size: u8) -> Shape {
-    shape(Op::PosixMemalign, Some(size), None, Some(pointer))
+const fn alloc_aligned(alignment: u8, size: u8) -> Shape {
+    Shape { is_aligned: true, ..alloc_n(alignment, size) }
+}
+const fn posix(pointer: u8, alignment: u8, size: u8) -> Shape {
+    Shape { is_aligned: true, ..shape(Op::PosixMemalign, Some(size), Some(alignment), Some(pointer)) }
 }
 const fn xallocx(pointer: u8, size: u8) -> Shape {
     shape(Op::Xallocx, Some(size), None, Some(pointer))
@@ -169,9 +189,9 @@ table! {
         "reallocarray" => realloc_n(0, 1, 2);
         "free" => free(0);
         "cfree" => free(0);
-        "memalign" => alloc(1);
-        "aligned_alloc" => alloc(1);
-        "posix_memalign" => posix(0, 2);
+        "memalign" => alloc_aligned(0, 1);
+        "aligned_alloc" => alloc_aligned(0, 1);
+        "posix_memalign" => posix(0, 1, 2);
         "valloc" => alloc(0);
         "pvalloc" => alloc(0);
         // C23: (block, size) and (block, alignment, size).
@@ -186,7 +206,7 @@ table! {
         "__libc_reallocarray" as "reallocarray" => realloc_n(0, 1, 2);
         "__libc_free" as "free" => free(0);
         "__libc_cfree" as "cfree" => free(0);
-        "__libc_memalign" as "memalign" => alloc(1);
+        "__libc_memalign" as "memalign" => alloc_aligned(0, 1);
         "__libc_valloc" as "valloc" => alloc(0);
         "__libc_pvalloc" as "pvalloc" => alloc(0);
     }
@@ -195,10 +215,10 @@ table! {
         "_Znam" as "operator new[]" => alloc(0);
         "_ZnwmRKSt9nothrow_t" as "operator new(nothrow)" => alloc(0);
         "_ZnamRKSt9nothrow_t" as "operator new[](nothrow)" => alloc(0);
-        "_ZnwmSt11align_val_t" as "operator new(align)" => alloc(0);
-        "_ZnamSt11align_val_t" as "operator new[](align)" => alloc(0);
-        "_ZnwmSt11align_val_tRKSt9nothrow_t" as "operator new(align, nothrow)" => alloc(0);
-        "_ZnamSt11align_val_tRKSt9nothrow_t" as "operator new[](align, nothrow)" => alloc(0);
+        "_ZnwmSt11align_val_t" as "operator new(align)" => alloc_aligned(1, 0);
+        "_ZnamSt11align_val_t" as "operator new[](align)" => alloc_aligned(1, 0);
+        "_ZnwmSt11align_val_tRKSt9nothrow_t" as "operator new(align, nothrow)" => alloc_aligned(1, 0);
+        "_ZnamSt11align_val_tRKSt9nothrow_t" as "operator new[](align, nothrow)" => alloc_aligned(1, 0);
         "_ZdlPv" as "operator delete" => free(0);
         "_ZdaPv" as "operator delete[]" => free(0);
         "_ZdlPvm" as "operator delete(size)" => free(0);
@@ -229,18 +249,18 @@ table! {
         "tc_realloc" => realloc(0, 1);
         "tc_calloc" => alloc_n(0, 1);
         "tc_cfree" => free(0);
-        "tc_memalign" => alloc(1);
-        "tc_posix_memalign" => posix(0, 2);
+        "tc_memalign" => alloc_aligned(0, 1);
+        "tc_posix_memalign" => posix(0, 1, 2);
         "tc_valloc" => alloc(0);
         "tc_pvalloc" => alloc(0);
         "tc_new" => alloc(0);
         "tc_new_nothrow" => alloc(0);
         "tc_newarray" => alloc(0);
         "tc_newarray_nothrow" => alloc(0);
-        "tc_new_aligned" => alloc(0);
-        "tc_new_aligned_nothrow" => alloc(0);
-        "tc_newarray_aligned" => alloc(0);
-        "tc_newarray_aligned_nothrow" => alloc(0);
+        "tc_new_aligned" => alloc_aligned(1, 0);
+        "tc_new_aligned_nothrow" => alloc_aligned(1, 0);
+        "tc_newarray_aligned" => alloc_aligned(1, 0);
+        "tc_newarray_aligned_nothrow" => alloc_aligned(1, 0);
         "tc_delete" => free(0);
         "tc_delete_sized" => free(0);
         "tc_delete_nothrow" => free(0);
@@ -268,10 +288,10 @@ table! {
         "mi_mallocn" => alloc_n(0, 1);
         "mi_reallocn" => realloc_n(0, 1, 2);
         "mi_reallocf" => realloc(0, 1);
-        "mi_malloc_aligned" => alloc(0);
-        "mi_malloc_aligned_at" => alloc(0);
-        "mi_zalloc_aligned" => alloc(0);
-        "mi_zalloc_aligned_at" => alloc(0);
+        "mi_malloc_aligned" => alloc_aligned(1, 0);
+        "mi_malloc_aligned_at" => alloc_aligned(1, 0);
+        "mi_zalloc_aligned" => alloc_aligned(1, 0);
+        "mi_zalloc_aligned_at" => alloc_aligned(1, 0);
         "mi_calloc_aligned" => alloc_n(0, 1);
         "mi_calloc_aligned_at" => alloc_n(0, 1);
         "mi_realloc_aligned" => realloc(0, 1);
@@ -284,10 +304,10 @@ table! {
         "mi_heap_realloc" => realloc(1, 2);
         "mi_heap_reallocn" => realloc_n(1, 2, 3);
         "mi_heap_reallocf" => realloc(1, 2);
-        "mi_heap_malloc_aligned" => alloc(1);
-        "mi_heap_malloc_aligned_at" => alloc(1);
-        "mi_heap_zalloc_aligned" => alloc(1);
-        "mi_heap_zalloc_aligned_at" => alloc(1);
+        "mi_heap_malloc_aligned" => alloc_aligned(2, 1);
+        "mi_heap_malloc_aligned_at" => alloc_aligned(2, 1);
+        "mi_heap_zalloc_aligned" => alloc_aligned(2, 1);
+        "mi_heap_zalloc_aligned_at" => alloc_aligned(2, 1);
         "mi_heap_calloc_aligned" => alloc_n(1, 2);
         "mi_heap_calloc_aligned_at" => alloc_n(1, 2);
         "mi_heap_realloc_aligned" => realloc(1, 2);
@@ -305,11 +325,11 @@ table! {
         "mi_heap_recalloc_aligned" => realloc_n(1, 2, 3);
         "mi_heap_recalloc_aligned_at" => realloc_n(1, 2, 3);
         "mi_cfree" => free(0);
-        "mi_posix_memalign" => posix(0, 2);
-        "mi_memalign" => alloc(1);
+        "mi_posix_memalign" => posix(0, 1, 2);
+        "mi_memalign" => alloc_aligned(0, 1);
         "mi_valloc" => alloc(0);
         "mi_pvalloc" => alloc(0);
-        "mi_aligned_alloc" => alloc(1);
+        "mi_aligned_alloc" => alloc_aligned(0, 1);
         "mi_reallocarray" => realloc_n(0, 1, 2);
         "mi_aligned_recalloc" => realloc_n(0, 1, 2);
         "mi_aligned_offset_recalloc" => realloc_n(0, 1, 2);
@@ -317,9 +337,9 @@ table! {
         "mi_free_size_aligned" => free(0);
         "mi_free_aligned" => free(0);
         "mi_new" => alloc(0);
-        "mi_new_aligned" => alloc(0);
+        "mi_new_aligned" => alloc_aligned(1, 0);
         "mi_new_nothrow" => alloc(0);
-        "mi_new_aligned_nothrow" => alloc(0);
+        "mi_new_aligned_nothrow" => alloc_aligned(1, 0);
         "mi_new_n" => alloc_n(0, 1);
         "mi_new_realloc" => realloc(0, 1);
         "mi_new_reallocn" => realloc_n(0, 1, 2);
@@ -330,8 +350,8 @@ table! {
         "mi_ucalloc" => alloc_n(0, 1);
         "mi_urealloc" => realloc(0, 1);
         "mi_ufree" => free(0);
-        "mi_umalloc_aligned" => alloc(0);
-        "mi_uzalloc_aligned" => alloc(0);
+        "mi_umalloc_aligned" => alloc_aligned(1, 0);
+        "mi_uzalloc_aligned" => alloc_aligned(1, 0);
         "mi_umalloc_small" => alloc(0);
         "mi_uzalloc_small" => alloc(0);
         "mi_free_small" => free(0);
@@ -344,8 +364,8 @@ table! {
         "mi_theap_calloc" => alloc_n(1, 2);
         "mi_theap_malloc_small" => alloc(1);
         "mi_theap_zalloc_small" => alloc(1);
-        "mi_theap_malloc_aligned" => alloc(1);
-        "mi_theap_zalloc_aligned" => alloc(1);
+        "mi_theap_malloc_aligned" => alloc_aligned(2, 1);
+        "mi_theap_zalloc_aligned" => alloc_aligned(2, 1);
         "mi_theap_realloc" => realloc(1, 2);
         "mi_theap_rezalloc" => realloc(1, 2);
         "mi_theap_alloc_new" => alloc(1);
@@ -409,7 +429,11 @@ mod tests {
             return;
         }
         assert_eq!(function.shape.size, index("size"), "{} {parameters:?}", function.symbol);
-        assert_eq!(function.shape.count, index("count"), "{} {parameters:?}", function.symbol);
+        // Where there is a number of elements too, or the block is resized, the alignment is not looked at.
+        let is_aligned = index("count").is_none() && matches!(function.shape.op, Op::Alloc | Op::PosixMemalign);
+        let alignment = index("alignment").filter(|_| is_aligned);
+        assert_eq!(function.shape.count, index("count").or(alignment), "{} {parameters:?}", function.symbol);
+        assert_eq!(function.shape.is_aligned, alignment.is_some(), "{} {parameters:?}", function.symbol);
     }
 
     #[test]
@@ -429,6 +453,7 @@ mod tests {
                 "p" => Some("pointer"),
                 "size" | "newsize" => Some("size"),
                 "count" | "newcount" => Some("count"),
+                "alignment" => Some("alignment"),
                 _ => None,
             });
             checked += 1;
@@ -449,6 +474,7 @@ mod tests {
                 "p" | "ptr" => Some("pointer"),
                 "size" | "__size" => Some("size"),
                 "nmemb" => Some("count"),
+                "align" | "al" | "__alignment" | "alignment" => Some("alignment"),
                 _ => None,
             });
         }
@@ -476,7 +502,7 @@ mod tests {
     #[test]
     fn every_argument_that_a_shape_names_is_in_a_register() {
         for function in FUNCTIONS {
-            let Shape { op, size, count, pointer } = function.shape;
+            let Shape { op, size, count, pointer, .. } = function.shape;
             for index in [size, count, pointer].into_iter().flatten() {
                 assert!(argument_register(index).is_some(), "{}", function.symbol);
             }

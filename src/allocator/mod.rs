@@ -9,7 +9,7 @@ mod registry;
 
 use serde::Serialize;
 
-pub use registry::{CacheSettings, ChunkRule, Hold, Release, ReleaseArgument, ReleaseCall, Remedy, Row};
+pub use registry::{CacheSettings, Choice, ChunkRule, Hold, Release, ReleaseArgument, ReleaseCall, Remedy, Row, SettingForm};
 
 /// An allocator by its implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize)]
@@ -54,6 +54,13 @@ impl Allocator {
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         registry::ALL.iter().find(|row| name.starts_with(row.name)).map(|row| row.allocator)
+    }
+
+    /// The allocator whose library has a file name, without directories; `None` for an unknown one.
+    #[must_use]
+    pub fn of_library(name: &str) -> Option<Self> {
+        let has = |row: &&&Row| row.libraries.iter().any(|prefix| name.starts_with(prefix));
+        registry::ALL.iter().find(has).map(|row| row.allocator)
     }
 
     /// All of them except [`Allocator::Other`], in the order in which they are listed.

@@ -36,6 +36,44 @@ pub struct Row {
     pub fewer_arenas: Option<&'static str>,
     /// The settings for its caches of freed blocks; `None` if there are none.
     pub caches: Option<CacheSettings>,
+    /// How a process is run with it and its settings; `None` if it cannot be chosen for a program.
+    pub choice: Option<Choice>,
+}
+
+/// How an allocator and its settings are chosen for a process, by variables of its environment.
+#[derive(Debug, Clone, Copy)]
+pub struct Choice {
+    /// Names of the library to preload, the preferred first; empty for the C library's own.
+    pub preload: &'static [&'static str],
+    /// The Debian package with it.
+    pub package: &'static str,
+    /// How its settings are written.
+    pub form: SettingForm,
+    /// Settings worth a trial, as `key=value,key=value`; empty for its defaults.
+    pub trials: &'static [&'static str],
+    /// The setting for the number of arenas, and its default for each CPU.
+    pub arenas: Option<(&'static str, u32)>,
+}
+
+/// How settings are written into the environment.
+#[derive(Debug, Clone, Copy)]
+pub enum SettingForm {
+    /// All in one variable.
+    List {
+        /// Its name.
+        variable: &'static str,
+        /// Before each key.
+        prefix: &'static str,
+        /// Between key and value.
+        assign: char,
+        /// Between settings.
+        separator: char,
+    },
+    /// A variable for each: the prefix, and the key in capital letters.
+    Each {
+        /// The prefix.
+        prefix: &'static str,
+    },
 }
 
 /// An action, and the bytes that it saves.
@@ -169,6 +207,15 @@ pub static GLIBC: Row = Row {
         },
         thread: Remedy { action: "set GLIBC_TUNABLES=glibc.malloc.tcache_count=2 and restart", basis: "freed chunks in thread caches" },
     }),
+    choice: Some(Choice {
+        preload: &[],
+        package: "libc6",
+        form: SettingForm::List { variable: "GLIBC_TUNABLES", prefix: "glibc.malloc.", assign: '=', separator: ':' },
+        // Either threshold ends the dynamic one (malloc.c, do_set_mmap_threshold).
+        trials: &["", "arena_max=1", "arena_max=2", "tcache_count=0", "mmap_threshold=131072", "hugetlb=1"],
+        // NARENAS_FROM_NCORES (malloc/arena.c).
+        arenas: Some(("arena_max", 8)),
+    }),
 };
 
 pub static JEMALLOC: Row = Row {
@@ -205,6 +252,14 @@ pub static JEMALLOC: Row = Row {
     decays: true,
     fewer_arenas: Some("try MALLOC_CONF=narenas:4 at a restart, and measure"),
     caches: None,
+    choice: Some(Choice {
+        preload: &["libjemalloc.so.2"],
+        package: "libjemalloc2",
+        form: SettingForm::List { variable: "MALLOC_CONF", prefix: "", assign: ':', separator: ',' },
+        trials: &["", "dirty_decay_ms=0,muzzy_decay_ms=0", "narenas=1"],
+        // src/jemalloc.c, malloc_init_narenas.
+        arenas: Some(("narenas", 4)),
+    }),
 };
 
 pub static MUSL: Row = Row {
@@ -223,6 +278,7 @@ pub static MUSL: Row = Row {
     decays: false,
     fewer_arenas: None,
     caches: None,
+    choice: None,
 };
 
 pub static TCMALLOC: Row = Row {
@@ -263,6 +319,13 @@ pub static TCMALLOC: Row = Row {
     decays: false,
     fewer_arenas: None,
     caches: None,
+    choice: Some(Choice {
+        preload: &["libtcmalloc_minimal.so.4", "libtcmalloc.so.4"],
+        package: "libtcmalloc-minimal4",
+        form: SettingForm::Each { prefix: "TCMALLOC_" },
+        trials: &[""],
+        arenas: None,
+    }),
 };
 
 pub static MIMALLOC: Row = Row {
@@ -281,6 +344,13 @@ pub static MIMALLOC: Row = Row {
     decays: false,
     fewer_arenas: None,
     caches: None,
+    choice: Some(Choice {
+        preload: &["libmimalloc.so.2.0", "libmimalloc.so.2", "libmimalloc.so.3"],
+        package: "libmimalloc2.0",
+        form: SettingForm::Each { prefix: "MIMALLOC_" },
+        trials: &[""],
+        arenas: None,
+    }),
 };
 
 pub static OTHER: Row = Row {
@@ -299,6 +369,7 @@ pub static OTHER: Row = Row {
     decays: false,
     fewer_arenas: None,
     caches: None,
+    choice: None,
 };
 
 /// All rows, in the order in which they are listed.

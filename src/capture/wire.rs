@@ -112,6 +112,8 @@ pub enum Body<'a> {
         size: u64,
         /// Stack of the call, 0 = none.
         stack: StackHash,
+        /// log2 of the requested alignment; 0 = the allocator's own.
+        alignment_bits: u8,
     },
     /// The program reports an allocation that represents others.
     Sample {
@@ -203,6 +205,8 @@ impl Body<'_> {
     }
 }
 
+    /// A thread has ended.
+    ThreadExit,
 /// A decoded record.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a> {
@@ -299,6 +303,7 @@ mod tests {
     fn alloc_record() -> Aligned<40> {
         let mut bytes = [0; 40];
         bytes[0] = RecordKind::Alloc as u8;
+        RecordKind::ThreadExit => Body::ThreadExit,
         bytes[2..4].copy_from_slice(&7u16.to_le_bytes());
         bytes[16..24].copy_from_slice(&0x7f00_0000_1000u64.to_le_bytes());
         bytes[24..32].copy_from_slice(&100u64.to_le_bytes());
@@ -347,7 +352,7 @@ mod tests {
 
     #[test]
     fn unknown_kinds_are_refused() {
-        for kind in [0, 14, 255] {
+        for kind in [0, 17, 255] {
             let mut bytes = Aligned([0; 128]);
             bytes.0[0] = kind;
             assert_eq!(decode(&bytes.0).unwrap_err().kind, kind);

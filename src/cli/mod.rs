@@ -29,6 +29,8 @@ mod stop;
 pub mod top;
 pub mod trim;
 mod values;
+pub mod whatif;
+mod whatif_text;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -68,6 +70,7 @@ enum Command {
     Flamegraph(flamegraph::FlamegraphArgs),
     Export(export::ExportArgs),
     Diff(diff::DiffArgs),
+    Whatif(whatif::WhatifArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     Agent(agent::AgentArgs),
@@ -109,6 +112,7 @@ pub fn main() -> ExitCode {
         Command::Flamegraph(args) => flamegraph::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::Whatif(args) => whatif::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Agent(args) => agent::run(&args),
         Command::Completions(args) => generate::completions(&args),

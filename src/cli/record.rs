@@ -184,6 +184,13 @@ fn create_trace(path: &Path, mib_max: u64) -> anyhow::Result<SharedTrace> {
 /// Records an emitter's samples, or every call.
 fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let trace = args.trace.as_deref().map(|path| create_trace(path, args.trace_max)).transpose()?;
+impl RecordArgs {
+    /// Whether the evaluation loop's frames are kept: native frames alone are not complete without.
+    fn keeps_native(&self) -> bool {
+        self.native || self.frames == Frames::Native
+    }
+}
+
     let options = Options {
         trace,
         follow_children: args.children || !args.command.is_empty(),

@@ -3,6 +3,7 @@
 //! A free is reported at the entry of the allocator's function and an allocation at its return, so the free of an address always comes before its
 //! next allocation, whatever the threads do.
 
+use crate::trace::How;
 use crate::units::{Addr, StackHash};
 
 /// One event. Times are CLOCK_MONOTONIC nanoseconds.
@@ -18,6 +19,8 @@ pub enum Event<'a> {
         stack: StackHash,
         /// Kernel thread id.
         tid: u32,
+        /// Its alignment, and whether it is zeroed: for traces.
+        how: How,
         /// When.
         time_ns: u64,
     },

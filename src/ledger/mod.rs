@@ -194,7 +194,7 @@ impl Ledger {
     #[inline]
     pub fn apply(&mut self, event: &Event<'_>) {
         match *event {
-            Event::Alloc { addr, size_bytes, stack, tid, time_ns } => {
+            Event::Alloc { addr, size_bytes, stack, tid, time_ns, .. } => {
                 self.alloc(addr, size_bytes, stack, tid, time_ns);
             }
             Event::Free { addr, stack, tid, time_ns } => {

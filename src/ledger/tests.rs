@@ -132,7 +132,14 @@ impl Pair {
         let (ledger, model) = (&mut self.ledger, &mut self.model);
         match *op {
             Op::Alloc { addr, size, stack, tid } => {
-                ledger.apply(&Event::Alloc { addr: Addr(addr), size_bytes: size, stack: StackHash(stack), tid, time_ns: now });
+                ledger.apply(&Event::Alloc {
+                    addr: Addr(addr),
+                    size_bytes: size,
+                    stack: StackHash(stack),
+                    tid,
+                    how: Default::default(),
+                    time_ns: now,
+                });
                 model.reallocs.remove(&tid);
                 if model.blocks.contains_key(&addr) {
                     model.correct(addr);
@@ -369,7 +376,7 @@ proptest! {
 }
 
 fn alloc(addr: u64, size_bytes: u64, stack: u64, time_ns: u64) -> Event<'static> {
-    Event::Alloc { addr: Addr(addr), size_bytes, stack: StackHash(stack), tid: 1, time_ns }
+    Event::Alloc { addr: Addr(addr), size_bytes, stack: StackHash(stack), tid: 1, how: Default::default(), time_ns }
 }
 
 fn free(addr: u64, time_ns: u64) -> Event<'static> {
@@ -513,7 +520,7 @@ proptest! {
         for (kind, first, second, time_ns, tid) in events {
             let (addr, stack) = (Addr(first), StackHash(second % 20));
             ledger.apply(&match kind {
-                0 | 1 => Event::Alloc { addr, size_bytes: second, stack, tid, time_ns },
+                0 | 1 => Event::Alloc { addr, size_bytes: second, stack, tid, how: Default::default(), time_ns },
                 2 => Event::Free { addr, stack, tid, time_ns },
                 3 => Event::ReallocFree { addr, stack, tid, time_ns },
                 4 => Event::ReallocFail { addr, tid },

@@ -18,7 +18,7 @@ pub struct Cookie {
     pub function: FunctionId,
     /// The register with the size at the site.
     pub size: Option<Register>,
-    /// The register with the count by which the size is multiplied.
+    /// The register with the count by which the size is multiplied, or with the alignment.
     pub count: Option<Register>,
     /// The register with the block's address, or with the address of the result.
     pub pointer: Option<Register>,
@@ -40,6 +40,7 @@ impl Cookie {
             | u64::from(self.sp_words) << bpf::COOKIE_SP_WORDS_SHIFT
             | u64::from(self.function.get().is_some_and(Function::may_throw)) << bpf::COOKIE_MAY_THROW_SHIFT
             | u64::from(self.function.get().is_some_and(Function::frees_on_failure)) << bpf::COOKIE_FREES_ON_FAILURE_SHIFT
+            | u64::from(self.function.get().is_some_and(|function| function.shape.is_aligned)) << bpf::COOKIE_COUNT_ALIGNS_SHIFT
     }
 
     /// Splits a word into cookie and slot; `None` if its op is unknown.

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
     use crate::allocator::functions::Op;
 
-    const SHAPE: Shape = Shape { op: Op::Alloc, size: Some(1), count: Some(0), pointer: None };
+    const SHAPE: Shape = Shape { op: Op::Alloc, size: Some(1), count: Some(0), pointer: None, is_aligned: false };
 
     fn place_words(words: &[u32]) -> Placement {
         let code: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

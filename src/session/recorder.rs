@@ -80,6 +80,8 @@ pub struct Recorder {
     pub(in crate::session) children_ignored: u64,
     pub(in crate::session) unwatched_children: u64,
     pub(in crate::session) followed: Option<launch::Followed>,
+    /// A command is started, and has not reached its entry point.
+    pub(in crate::session) launches: bool,
     pub(in crate::session) notes: Vec<String>,
     pub(in crate::session) walker: Option<Walker>,
     pub(in crate::session) started: Instant,
@@ -135,6 +137,7 @@ impl Recorder {
             children_ignored: 0,
             unwatched_children: 0,
             followed: None,
+            launches: false,
             notes: Vec::new(),
             walker,
             started: Instant::now(),
@@ -182,6 +185,7 @@ impl Recorder {
     pub fn launch(&mut self, command: &[OsString]) -> Result<(), Error> {
         let followed = launch::launch(command, Scope { children: self.options.follow_children }, self.wake())?;
         let pid = followed.pid();
+        self.launches = true;
         let mut probed = Ok(());
         loop {
             let look = match followed.looks().recv_timeout(STARTING_MAX) {
@@ -200,6 +204,7 @@ impl Recorder {
                 break;
             }
         }
+        self.launches = false;
         self.followed = Some(followed);
         probed
     }
@@ -337,11 +342,12 @@ impl Recorder {
             notes: std::mem::take(&mut self.notes),
         };
         let (trace, mut blocks, mut names) = (self.options.trace.take(), blocks, Names::default());
-        let mut traced = None;
+        let (mut traced, mut allocators) = (None, Vec::new());
         let mut each = |profile: &Profile, target: &Target, watched: &Watched, stacks: report::Stacks| {
             if let Some(trace) = trace.as_ref().filter(|trace| trace.is_of(target.slot)) {
                 names = trace.names(profile, watched, &stacks);
                 traced = Some(target.process.pid().0);
+                allocators.clone_from(&target.allocator_files);
             }
             if let Some(blocks) = &mut blocks {
                 blocks.push(BlockIndex::of(target.process.pid().0, watched, &stacks));
@@ -350,7 +356,7 @@ impl Recorder {
         let mut profile = self.session.name(|symbolizer| report::profile(facts, &all, symbolizer, &mut each));
         if let Some(trace) = trace {
             let process = profile.meta.processes.iter().find(|process| Some(process.pid) == traced);
-            let done = trace.finish(process, &names);
+            let done = trace.finish(process.and_then(|process| process.heap.as_ref()), &names, &allocators);
             profile.meta.notes.push(trace::words(traced, done));
         }
         Ok(profile)
@@ -410,8 +416,8 @@ impl Recorder {
     pub(in crate::session) fn switch_on(&mut self, slot: u16) {
         if let Some(target) = self.targets.get(&slot) {
             if let Some(trace) = &self.options.trace {
-                let allocators = target.allocators.clone();
-                let header = Header { allocators, is_from_start: self.followed.is_some(), ..Header::default() };
+                let allocators = target.allocator_files.clone();
+                let header = Header { allocators, is_from_start: self.launches, ..Header::default() };
                 trace.begin(&target.process, target.slot, monotonic_ns(), header);
             }
             self.session.capture.switch(target.slot, true);
@@ -430,6 +436,9 @@ impl Recorder {
 
     pub(in crate::session) fn check(&mut self) {
         self.checked = Instant::now();
+        if let Some(trace) = &self.options.trace {
+            trace.sample();
+        }
         self.check_losses();
         for target in self.targets.values_mut() {
             target.look_at_limits(&self.session.capture);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::allocator::functions::{Function, FunctionId};
 use crate::capture::wire::{Body, Record, VmChange};
 use crate::capture::{BATCH_RECORDS, Sink, Slot};
 use crate::ledger::{Event, Ledger, SampledLedger};
@@ -13,6 +14,7 @@ use crate::session::tier::exact::Watched;
 use crate::session::trace::SharedTrace;
 use crate::symbol::NamedFrames;
 use crate::units::{Addr, Pid, StackHash};
+use crate::trace::How;
 
 /// Events collected before the shard's lock is taken: enough that the ledger can prefetch its table's slots.
 const BATCH_EVENTS: usize = 256;
@@ -159,7 +161,12 @@ impl LedgerSink {
     fn event(record: &Record<'_>, time_ns: u64) -> Option<Event<'static>> {
         let tid = record.head.tid;
         Some(match record.body {
-            Body::Alloc { addr, size, stack } => Event::Alloc { addr, size_bytes: size, stack, tid, time_ns },
+            Body::Alloc { addr, size, stack, alignment_bits } => {
+                let function = FunctionId(record.head.function).get();
+                let is_zeroed = function.is_some_and(Function::zeroes);
+                let alignment_bits = alignment_bits.max(function.map_or(0, Function::fixed_alignment_bits));
+                Event::Alloc { addr, size_bytes: size, stack, tid, how: How { alignment_bits, is_zeroed }, time_ns }
+            }
             Body::Free { addr, stack } => Event::Free { addr, stack, tid, time_ns },
             Body::ReallocFree { addr } => Event::ReallocFree { addr, stack: Default::default(), tid, time_ns },
             Body::ReallocFail { addr } => Event::ReallocFail { addr, tid },
@@ -221,6 +228,8 @@ impl LedgerSink {
     }
 }
 
+                Body::Exit { .. } => trace.ended(of, time_ns),
+                Body::ThreadExit => trace.thread_end(of, (record.head.tid, time_ns)),
 impl Sink for LedgerSink {
     fn record(&mut self, record: &Record<'_>) {
         self.records += 1;

@@ -69,6 +69,8 @@ pub struct Target {
     pub joined: Instant,
     /// Names of the probed allocators: first the one that serves malloc, then the others in the order found.
     pub allocators: Vec<String>,
+    /// The same with their files, as `name in file`.
+    pub allocator_files: Vec<String>,
     /// Executable code seen so far.
     pub space: AddressSpace,
     /// Its managed runtimes, shared with the thread that names stacks.
@@ -115,6 +117,7 @@ impl Target {
             emitters: Vec::new(),
             sampled_heap: None,
             allocators: Vec::new(),
+            allocator_files: Vec::new(),
             space,
             managed,
             heap: None,
@@ -207,6 +210,7 @@ impl Target {
                 if before == Source::Functions {
                     self.attached.clear();
                     self.allocators.clear();
+                    self.allocator_files.clear();
                 }
                 self.source = Source::Emitter;
             }
@@ -289,6 +293,7 @@ impl Target {
             if !self.allocators.contains(&name) {
                 // The allocator that serves malloc comes first.
                 let place = if file.serves_malloc { 0 } else { self.allocators.len() };
+                self.allocator_files.insert(place, format!("{name} in {}", file.display_path.display()));
                 self.allocators.insert(place, name);
             }
         }

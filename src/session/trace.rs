@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::capture::Slot;
@@ -14,10 +15,10 @@ use crate::ledger::Event;
 use crate::machine::Machine;
 use crate::process::Process;
 use crate::process::handle::read_bounded;
-use crate::profile::{FrameId, HeapSummary, Profile, meta};
+use crate::profile::{FrameId, HeapSummary, Profile};
 use crate::session::tier::exact::Watched;
 use crate::trace::event::Op;
-use crate::trace::{Account, End, Header, Names, Writer};
+use crate::trace::{Account, End, Header, Names, Seed, Usage, Writer};
 use crate::units::{HumanBytes, StackHash, StackId, grouped};
 
 /// Names of environment variables that configure allocators begin with one of these.
@@ -25,6 +26,14 @@ const SETTINGS: [&[u8]; 8] =
     [b"MALLOC_", b"GLIBC_TUNABLES", b"_RJEM_MALLOC_", b"JE_MALLOC_", b"TCMALLOC_", b"MIMALLOC_", b"SNMALLOC_", b"LD_PRELOAD"];
 /// Linux limits arguments and environment to three quarters of an 8 MiB stack (fs/exec.c, bprm_stack_limits).
 const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
+/// Time between two samples of the process's anonymous memory: reading one takes 2 µs.
+const SAMPLE_INTERVAL_NS: u64 = 10_000_000;
+/// Samples in memory. When there are more, every second one is dropped, and the interval doubles.
+const SAMPLES_MAX: usize = 16_384;
+/// Bytes of `/proc/PID/statm` at most.
+const STATM_BYTES_MAX: u64 = 256;
+/// Accounts written during the recording at most.
+const ACCOUNTS_MAX: u32 = 2048;
 /// A stack without a hash.
 const NO_STACK: u64 = 0;
 
@@ -43,8 +52,52 @@ struct State {
     writer: Option<Writer<BufWriter<File>>>,
     /// Slot and generation of the process.
     of: Option<(u16, u16)>,
-    start_ns: u64,
     failed: Option<String>,
+    samples: Samples,
+    accounts: u32,
+    /// The heap from before, and when its census ended: it is written once all events from before that are.
+    seed: Option<(u64, Seed)>,
+}
+
+/// Anonymous memory of the process over time.
+#[derive(Default)]
+struct Samples {
+    statm: PathBuf,
+    taken: Vec<(u64, u64)>,
+    interval_ns: u64,
+    next_ns: u64,
+}
+
+impl Samples {
+    fn of(process: &Process) -> Self {
+        Self { statm: process.directory().join("statm"), interval_ns: SAMPLE_INTERVAL_NS, ..Self::default() }
+    }
+
+    /// Takes a sample if one is due.
+    fn take(&mut self) {
+        let now_ns = crate::session::monotonic_ns();
+        if now_ns < self.next_ns || self.interval_ns == 0 {
+            return;
+        }
+        self.next_ns = now_ns + self.interval_ns;
+        let Some(bytes) = read_bounded(&self.statm, STATM_BYTES_MAX).ok().as_deref().and_then(anonymous_bytes) else { return };
+        if self.taken.len() >= SAMPLES_MAX {
+            let mut index = 0;
+            self.taken.retain(|_| {
+                index += 1;
+                index % 2 == 0
+            });
+            self.interval_ns *= 2;
+        }
+        self.taken.push((now_ns, bytes));
+    }
+}
+
+/// Resident pages that are neither of files nor shared: fields 2 and 3 of `statm`, in bytes.
+fn anonymous_bytes(statm: &[u8]) -> Option<u64> {
+    let mut fields = std::str::from_utf8(statm).ok()?.split_whitespace().skip(1).map(|field| field.parse::<u64>().ok());
+    let (resident, shared) = (fields.next()??, fields.next()??);
+    Some(resident.saturating_sub(shared).saturating_mul(crate::heap::residency::PAGE_BYTES))
 }
 
 /// What became of a trace.
@@ -95,7 +148,8 @@ impl Trace {
         };
         match Writer::new(BufWriter::new(file), &header, state.bytes_max) {
             Ok(writer) => {
-                (state.writer, state.start_ns) = (Some(writer), start_ns);
+                state.writer = Some(writer);
+                state.samples = Samples::of(process);
                 state.of = Some((slot.index, slot.generation as u16));
             }
             Err(error) => state.failed = Some(error.to_string()),
@@ -113,9 +167,12 @@ impl Trace {
         if state.of != Some(of) {
             return;
         }
+        state.samples.take();
         state.write(|writer| {
             events.iter().try_for_each(|event| match *event {
-                Event::Alloc { addr, size_bytes, stack, tid, time_ns } => writer.alloc((tid, time_ns), addr.0, stack.0, size_bytes, 0),
+                Event::Alloc { addr, size_bytes, stack, tid, how, time_ns } => {
+                    writer.alloc((tid, time_ns), addr.0, stack.0, size_bytes, how)
+                }
                 Event::Free { addr, tid, time_ns, .. } => writer.free((tid, time_ns), addr.0),
                 Event::ReallocFree { addr, tid, time_ns, .. } => writer.realloc_free((tid, time_ns), addr.0),
                 Event::ReallocFail { addr, tid } => writer.realloc_fail(tid, addr.0),
@@ -156,6 +213,64 @@ impl Trace {
         }
     }
 
+    /// A thread of the process ended.
+    pub(in crate::session) fn thread_end(&self, of: (u16, u16), at: (u32, u64)) {
+        let mut state = self.lock();
+        if state.of == Some(of) {
+            state.write(|writer| writer.thread_end(at));
+        }
+    }
+
+    /// The process ended.
+    pub(in crate::session) fn ended(&self, of: (u16, u16), time_ns: u64) {
+        let mut state = self.lock();
+        if state.of == Some(of) {
+            state.write(|writer| {
+                writer.ended(time_ns);
+                Ok(())
+            });
+        }
+    }
+
+    /// The heap from before the recording, by a census that ended at this time.
+    pub(in crate::session) fn found_before(&self, ended_ns: u64, seed: Seed) {
+        self.lock().seed = Some((ended_ns, seed));
+    }
+
+    /// The heap from before the recording is not known, for this reason.
+    pub(in crate::session) fn found_nothing_before(&self, reason: &str) {
+        self.lock().write(|writer| {
+            writer.without_seed(reason);
+            Ok(())
+        });
+    }
+
+    /// Writes the heap from before the recording if all events up to the end of its census are written. `drained_ns`: all before it are.
+    pub(in crate::session) fn seed(&self, drained_ns: u64) {
+        let mut state = self.lock();
+        if let Some((_, seed)) = state.seed.take_if(|(ended_ns, _)| *ended_ns < drained_ns) {
+            state.write(|writer| writer.seed(&seed));
+        }
+    }
+
+    /// The heap at a moment of the recording.
+    pub(in crate::session) fn account(&self, (began_ns, ended_ns): (u64, u64), heap: &HeapSummary) {
+        let (time_ns, took_ns) = (began_ns.midpoint(ended_ns), ended_ns.saturating_sub(began_ns));
+        let mut state = self.lock();
+        if state.accounts < ACCOUNTS_MAX {
+            state.accounts += 1;
+            state.write(|writer| writer.account(&Account { time_ns, took_ns, heap: *heap }));
+        }
+    }
+
+    /// Takes a sample of the process's memory if one is due: for times without events.
+    pub(in crate::session) fn sample(&self) {
+        let mut state = self.lock();
+        if state.writer.is_some() {
+            state.samples.take();
+        }
+    }
+
     /// The names of the stacks that the trace refers to.
     pub(in crate::session) fn names(&self, profile: &Profile, watched: &Watched, stacks: &HashMap<StackId, Arc<[FrameId]>>) -> Names {
         let hashes = self.lock().writer.as_ref().map(Writer::stacks).unwrap_or_default();
@@ -176,30 +291,32 @@ impl Trace {
         names
     }
 
-    /// Ends the trace with the accounts of the process's heap. `None`: no process was traced.
+    /// Ends the trace. `None`: no process was traced. `heap`: by the census at the end, if there was one.
     ///
     /// # Errors
     /// If the file could not be written, in words.
-    pub(in crate::session) fn finish(&self, process: Option<&meta::Process>, names: &Names) -> Option<Result<Traced, String>> {
-        let mut state = self.lock();
-        let start_ns = state.start_ns;
-        if let Some(process) = process {
-            let moments = [process.at_start, process.at_peak].into_iter().flatten();
-            let moments = moments.map(|moment| (start_ns + moment.after_ms * 1_000_000, moment.heap));
-            for (time_ns, heap) in moments.chain(process.heap.map(|heap| (crate::session::monotonic_ns(), heap))) {
-                state.write(|writer| writer.account(&account(time_ns, &heap)));
-            }
+    pub(in crate::session) fn finish(
+        &self,
+        heap: Option<&HeapSummary>,
+        names: &Names,
+        allocators: &[String],
+    ) -> Option<Result<Traced, String>> {
+        if let Some(heap) = heap {
+            let now_ns = crate::session::monotonic_ns();
+            self.account((now_ns, now_ns), heap);
         }
+        self.seed(u64::MAX);
+        self.found_nothing_before("the recording ended before the census of its start");
+        let mut state = self.lock();
+        let usage = Usage { samples: std::mem::take(&mut state.samples.taken) };
+        state.write(|writer| writer.usage(&usage));
         if let Some(failed) = state.failed.take() {
             return Some(Err(failed));
         }
-        let writer = state.writer.take()?;
-        Some(writer.finish(names).map(|(end, bytes)| Traced { end, bytes }).map_err(|error| error.to_string()))
+        let mut writer = state.writer.take()?;
+        writer.ended(crate::session::monotonic_ns());
+        Some(writer.finish(names, allocators).map(|(end, bytes)| Traced { end, bytes }).map_err(|error| error.to_string()))
     }
-}
-
-fn account(time_ns: u64, heap: &HeapSummary) -> Account {
-    Account { time_ns, heap: *heap }
 }
 
 /// What became of a trace, for the notes of the profile.

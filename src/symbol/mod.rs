@@ -32,7 +32,7 @@ pub use space::{AddressSpace, Backing, Module, Region};
 pub const NAME_BYTES_MAX: usize = 2048;
 
 /// Cuts a name at [`NAME_BYTES_MAX`].
-fn capped(name: &str) -> std::borrow::Cow<'_, str> {
+pub(crate) fn capped(name: &str) -> std::borrow::Cow<'_, str> {
     if name.len() <= NAME_BYTES_MAX {
         return name.into();
     }

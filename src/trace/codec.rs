@@ -10,6 +10,9 @@ const SAME_TIME: u8 = 1 << 5;
 /// The block was allocated before the recording, or its allocation was lost: its address follows.
 const BY_ADDRESS: u8 = 1 << 6;
 
+/// Of the byte with a request's alignment: the block is to be zeros.
+const ZEROED: u8 = 1 << 7;
+
 /// Appends a number, 7 bits a byte, the lowest first.
 pub fn put(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
@@ -97,7 +100,7 @@ impl State {
                 if request as usize == self.requests.len() {
                     put(out, new.stack.into());
                     put(out, new.size_bytes);
-                    out.push(new.alignment_bits);
+                    out.push(new.alignment_bits | if new.is_zeroed { ZEROED } else { 0 });
                 }
             }
             Op::Free { block } | Op::ReallocFree { block } | Op::ReallocFail { block } => {
@@ -157,11 +160,12 @@ impl State {
                             return Err("a stack occurs before its number is due");
                         }
                         let size_bytes = number(bytes)?;
-                        let alignment_bits = bytes.byte().ok_or(CUT)?;
+                        let how = bytes.byte().ok_or(CUT)?;
+                        let (alignment_bits, is_zeroed) = (how & !ZEROED, how & ZEROED != 0);
                         if alignment_bits >= 64 {
                             return Err("an alignment is too large");
                         }
-                        Request { stack, size_bytes, alignment_bits }
+                        Request { stack, size_bytes, alignment_bits, is_zeroed }
                     }
                     None => return Err("a request occurs before its number is due"),
                 })

@@ -20,6 +20,17 @@ pub struct Request {
     pub size_bytes: u64,
     /// log2 of the requested alignment; 0 = the allocator's own.
     pub alignment_bits: u8,
+    /// Whether the block is to be zeros, as from calloc.
+    pub is_zeroed: bool,
+}
+
+/// How a block was requested, beside its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct How {
+    /// log2 of the requested alignment; 0 = the allocator's own.
+    pub alignment_bits: u8,
+    /// Whether the block is to be zeros, as from calloc.
+    pub is_zeroed: bool,
 }
 
 /// What happened. Blocks have numbers: that of their allocation, from 0.

@@ -5,8 +5,8 @@
 //! chunk = kind u8, payload bytes u32, contents bytes u32, CRC-32 of the payload u32, payload (zstd)
 //! ```
 //!
-//! All numbers are little-endian. The kinds are in [`Kind`]: a header, events, an account of the heap, names of stacks, and the end. A chunk of
-//! an unknown kind is skipped. Each event is complete within its chunk, and a trace that was cut is readable up to its last whole chunk.
+//! All numbers are little-endian. The kinds are in [`Kind`]: a header, events, an account of the heap, its use of memory over time, the
+//! heap from before the recording, names of stacks, and the end. A chunk of an unknown kind is skipped. Each event is complete within its chunk, and a trace that was cut is readable up to its last whole chunk.
 //! `docs/trace-format.md` describes the events byte by byte.
 //!
 //! Events take 2 to 4 bytes before compression: the thread and the time are stored when they differ from the last event's, requests (stack,
@@ -15,6 +15,7 @@
 pub mod codec;
 pub mod event;
 pub mod read;
+pub mod seed;
 pub mod write;
 
 use serde::{Deserialize, Serialize};
@@ -22,14 +23,15 @@ use thiserror::Error;
 
 use crate::heap::ladder::Ladder;
 
-pub use event::{Event, Request};
+pub use event::{Event, How, Request};
 pub use read::Reader;
+pub use seed::{SEED_CHUNKS, Seed, SeedChunk, SeedRegion};
 pub use write::Writer;
 
 /// The first bytes of a trace.
 pub const MAGIC: [u8; 7] = *b"FPTRACE";
 /// The version of the format, the byte after the magic. Readers refuse others.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Resolution of times, in nanoseconds.
 pub const TICK_NS: u64 = 10_000;
 /// Contents of a chunk of events, before compression. A little more is possible: an event is not divided.
@@ -51,13 +53,19 @@ pub enum Kind {
     Names = 4,
     /// [`End`] in JSON, the last chunk.
     End = 5,
+    /// [`Usage`] in JSON.
+    Usage = 6,
+    /// A [`SeedRegion`] or several: the heap from before the recording.
+    Seed = 7,
 }
 
 impl Kind {
     /// The kind with a number.
     #[must_use]
     pub fn of(number: u8) -> Option<Self> {
-        [Self::Header, Self::Events, Self::Account, Self::Names, Self::End].into_iter().find(|kind| *kind as u8 == number)
+        [Self::Header, Self::Events, Self::Account, Self::Names, Self::End, Self::Usage, Self::Seed]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
     }
 }
 
@@ -93,11 +101,21 @@ pub struct Header {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Account {
-    /// When, on the clock of the events, nanoseconds.
+    /// When, on the clock of the events, nanoseconds: the middle of the census.
     pub time_ns: u64,
+    /// How long the census took. The process ran on: what changed meanwhile may be half seen.
+    pub took_ns: u64,
     /// Its ladder.
     #[serde(flatten)]
     pub heap: Ladder<Option<u64>>,
+}
+
+/// Anonymous memory of the process over time, as the kernel counts it: the heap's, and some that is not the heap's.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Usage {
+    /// Times on the clock of the events in nanoseconds, each with bytes.
+    pub samples: Vec<(u64, u64)>,
 }
 
 /// Frames of the stacks, by their numbers.
@@ -114,7 +132,7 @@ pub struct Names {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct End {
-    /// Duration, in nanoseconds.
+    /// From the start to the end of the process or the recording, in nanoseconds; if the trace was cut short, to its last event.
     pub duration_ns: u64,
     /// Events.
     pub events: u64,
@@ -126,6 +144,12 @@ pub struct End {
     pub lost: u64,
     /// Why the trace ends before the recording; empty if it does not.
     pub cut_short: String,
+    /// Allocators of the last image, as in the header.
+    pub allocators: Vec<String>,
+    /// Threads and their arenas of the seed, by the addresses that they were given.
+    pub arenas: Vec<(u32, u32)>,
+    /// Why a recording that began while the process ran has no seed, or only a part of it; empty if it is whole, or not needed.
+    pub no_seed: String,
 }
 
 /// Why a trace cannot be read.

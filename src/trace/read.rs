@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read};
 
 use super::codec::{Bytes, State};
 use super::event::Event;
-use super::{Account, CONTENTS_BYTES_MAX, End, Header, Kind, MAGIC, Names, TraceError, VERSION};
+use super::{Account, CONTENTS_BYTES_MAX, End, Header, Kind, MAGIC, Names, SEED_CHUNKS, SeedRegion, TraceError, Usage, VERSION};
 
 /// Kind, payload bytes, contents bytes, checksum.
 const HEAD_BYTES: usize = 1 + 4 + 4 + 4;
@@ -18,6 +18,10 @@ pub enum Item {
     Account(Account),
     /// The names of the stacks.
     Names(Names),
+    /// Anonymous memory over time.
+    Usage(Usage),
+    /// A part of the heap from before the recording.
+    Seed(Vec<SeedRegion>),
     /// The end.
     End(End),
 }
@@ -105,6 +109,8 @@ impl<R: Read> Reader<R> {
                 Kind::Events => (self.contents, self.done) = (contents, 0),
                 Kind::Account => return Ok(Some(Item::Account(self.json(&contents)?))),
                 Kind::Names => return Ok(Some(Item::Names(self.json(&contents)?))),
+                Kind::Usage => return Ok(Some(Item::Usage(self.json(&contents)?))),
+                Kind::Seed => return Ok(Some(Item::Seed(self.seed(&contents)?))),
                 Kind::End => {
                     self.has_ended = true;
                     return Ok(Some(Item::End(self.json(&contents)?)));
@@ -119,6 +125,19 @@ impl<R: Read> Reader<R> {
 
     fn json<T: serde::de::DeserializeOwned>(&self, contents: &[u8]) -> Result<T, TraceError> {
         serde_json::from_slice(contents).map_err(|_| self.damaged("its JSON is not valid"))
+    }
+
+    fn seed(&self, contents: &[u8]) -> Result<Vec<SeedRegion>, TraceError> {
+        let (mut bytes, mut regions, mut chunks) = (Bytes(contents), Vec::new(), 0);
+        while !bytes.0.is_empty() {
+            let region = SeedRegion::decode(&mut bytes).map_err(|reason| self.damaged(reason))?;
+            chunks += region.chunks.len();
+            if chunks > SEED_CHUNKS {
+                return Err(self.damaged("it has too many chunks of the seed"));
+            }
+            regions.push(region);
+        }
+        Ok(regions)
     }
 
     /// The next chunk of a known kind; `None` where the stream ends, also in the middle of a chunk.
@@ -176,13 +195,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::event::{Op, Request};
-    use super::super::{TICK_NS, Writer};
+    use super::super::{How, TICK_NS, Writer};
     use super::*;
 
     /// What a program does, without regard to whether it makes sense: blocks by a small number.
     #[derive(Debug, Clone, Copy)]
     enum Step {
-        Alloc(u64, u64, u64, u8),
+        Alloc(u64, u64, u64, How),
         Free(u64),
         Realloc(u64, u64, bool),
         Map(u64, u64),
@@ -191,7 +210,9 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            4 => (0u64..40, any::<u64>(), 0u64..7, 0u8..13).prop_map(|(block, size, stack, align)| Step::Alloc(block, size, stack, align)),
+            4 => (0u64..40, any::<u64>(), 0u64..7, 0u8..13, any::<bool>()).prop_map(|(block, size, stack, alignment_bits, is_zeroed)| {
+                Step::Alloc(block, size, stack, How { alignment_bits, is_zeroed })
+            }),
             3 => (0u64..45).prop_map(Step::Free),
             1 => (0u64..40, 0u64..5000, any::<bool>()).prop_map(|(block, size, fails)| Step::Realloc(block, size, fails)),
             1 => (any::<u64>(), any::<u64>()).prop_map(|(addr, bytes)| Step::Map(addr, bytes)),
@@ -218,21 +239,21 @@ mod tests {
             let lost_by = threads.len().saturating_sub(1) as u32;
             let mut push = |thread: u32, op: Op| events.push(Event { thread, time_ns: now / TICK_NS * TICK_NS, op });
             let (addr, at) = (|block: u64| 0x1000 + block * 64, (tid, now));
-            let mut request = |stack: u64, size_bytes: u64, alignment_bits: u8| {
+            let mut request = |stack: u64, size_bytes: u64, alignment_bits: u8, is_zeroed: bool| {
                 let stack = stacks.iter().position(|&other| other == stack).unwrap_or_else(|| {
                     stacks.push(stack);
                     stacks.len() - 1
                 }) as u32;
-                Request { stack, size_bytes, alignment_bits }
+                Request { stack, size_bytes, alignment_bits, is_zeroed }
             };
             match step {
-                Step::Alloc(block, size, stack, align) => {
-                    writer.alloc(at, addr(block), stack, size, align).unwrap();
+                Step::Alloc(block, size, stack, how) => {
+                    writer.alloc(at, addr(block), stack, size, how).unwrap();
                     let thread = number(&mut threads, tid);
                     if let Some(block) = live.insert(block, allocations) {
                         push(thread, Op::Free { block });
                     }
-                    push(thread, Op::Alloc(request(stack, size, align)));
+                    push(thread, Op::Alloc(request(stack, size, how.alignment_bits, how.is_zeroed)));
                     allocations += 1;
                 }
                 Step::Free(block) => {
@@ -251,9 +272,9 @@ mod tests {
                             push(thread, Op::ReallocFail { block: number });
                         }
                     } else {
-                        writer.alloc(at, addr(block), 3, size, 0).unwrap();
+                        writer.alloc(at, addr(block), 3, size, How::default()).unwrap();
                         live.insert(block, allocations);
-                        push(thread, Op::Alloc(request(3, size, 0)));
+                        push(thread, Op::Alloc(request(3, size, 0, false)));
                         allocations += 1;
                     }
                 }
@@ -274,7 +295,7 @@ mod tests {
         }
         let names = Names { functions: vec!["main".into()], stacks: vec![vec![0]] };
         writer.account(&Account { time_ns: now, ..Account::default() }).unwrap();
-        let (end, _) = writer.finish(&names).unwrap();
+        let (end, _) = writer.finish(&names, &[]).unwrap();
         assert_eq!(end.events as usize, events.len());
         (out, events)
     }
@@ -339,7 +360,7 @@ mod tests {
     fn a_stream_that_is_no_trace_or_of_another_version_is_refused() {
         assert!(matches!(read(b"FPTRAC"), Err(TraceError::NotATrace)));
         assert!(matches!(read(b"\x7fELF\0\0\0\0\0\0"), Err(TraceError::NotATrace)));
-        assert!(matches!(read(b"FPTRACE\x02"), Err(TraceError::Version { found: 2 })));
+        assert!(matches!(read(b"FPTRACE\x01"), Err(TraceError::Version { found: 1 })));
         let (bytes, _) = trace(&[]);
         let mut large = bytes.clone();
         large[13..17].copy_from_slice(&u32::MAX.to_le_bytes());

@@ -1,6 +1,6 @@
 //! A trace, replayed in a table, has the blocks that the program's own ledger has.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
@@ -21,7 +21,10 @@ struct Replayed {
     requests: Vec<Request>,
     is_live: Vec<bool>,
     unknown_frees: u64,
+    thread_ends: u64,
     accounts: u64,
+    usage_samples: usize,
+    seed_chunks: usize,
     names: Names,
     end: End,
 }
@@ -35,6 +38,8 @@ impl Replayed {
                 Item::Event(event) => all.apply(event.op),
                 Item::Account(account) => all.accounts += u64::from(account.heap.live_bytes.is_some()),
                 Item::Names(names) => all.names = names,
+                Item::Usage(usage) => all.usage_samples = usage.samples.len(),
+                Item::Seed(regions) => all.seed_chunks += regions.iter().map(|region| region.chunks.len()).sum::<usize>(),
                 Item::End(end) => all.end = end,
             }
         }
@@ -53,9 +58,19 @@ impl Replayed {
             }
             Op::ReallocFail { block } => self.is_live[block as usize] = true,
             Op::Exec => self.is_live.fill(false),
+            Op::ThreadEnd => self.thread_ends += 1,
             Op::FreeUnknown { .. } | Op::ReallocFreeUnknown { .. } => self.unknown_frees += 1,
             _ => {}
         }
+    }
+
+    /// Alignments, and whether they are to be zeros, of the blocks of a function of the program.
+    fn how(&self, site: &str) -> BTreeSet<(u8, bool)> {
+        let is_of = |request: &&Request| {
+            let frames = self.names.stacks.get(request.stack as usize).into_iter().flatten();
+            frames.into_iter().any(|&frame| self.names.functions[frame as usize] == site)
+        };
+        self.requests.iter().filter(is_of).map(|request| (request.alignment_bits, request.is_zeroed)).collect()
     }
 
     /// Figures by the program's functions whose name begins with `site_`.
@@ -87,7 +102,25 @@ fn the_blocks_of_a_trace_are_those_of_the_programs_ledger() {
         recording.stop();
         let replayed = Replayed::of(&path);
         assert_eq!(replayed.end.lost, 0);
+        assert!(replayed.usage_samples >= 1, "{program}: there are no samples of its memory");
         assert!(replayed.accounts >= 1, "{program}: the census at the end is missing");
+        if program == "entry_points" {
+            // As tests/testprogs/entry_points.c requests them.
+            for (site, how) in [
+                ("site_malloc", (0, false)),
+                ("site_calloc", (0, true)),
+                ("site_memalign", (6, false)),
+                ("site_aligned_alloc", (7, false)),
+                ("site_posix_memalign", (8, false)),
+                ("site_valloc", (12, false)),
+            ] {
+                assert_eq!(replayed.how(site), BTreeSet::from([how]), "{site}");
+            }
+        }
+        if program == "short_threads" {
+            // Of 200; the last ones may end after their records are read.
+            assert!((190..=200).contains(&replayed.thread_ends), "{} threads ended", replayed.thread_ends);
+        }
         let sites = replayed.sites();
         let of = |site: &SiteTruth| (site.allocations, site.allocated_bytes, site.live_count, site.live_bytes);
         for site in truth.sites.iter().filter(|site| site.site.starts_with("site_") && !site.live_only && site.allocations > 0) {

@@ -163,7 +163,7 @@ mod tests {
     fn recorded(blocks: &[(u64, u64)]) -> Ledger {
         let mut ledger = Ledger::new(0, StackLimits::default());
         for &(addr, size_bytes) in blocks {
-            ledger.apply(&Event::Alloc { addr: Addr(addr), size_bytes, stack: StackHash(7), tid: 1, time_ns: 5 });
+            ledger.apply(&Event::Alloc { addr: Addr(addr), size_bytes, stack: StackHash(7), tid: 1, how: Default::default(), time_ns: 5 });
         }
         ledger
     }

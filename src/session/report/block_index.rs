@@ -139,7 +139,14 @@ mod tests {
         let (mut at, mut model) = (0x1000u64, Vec::new());
         for &(gap, bytes, stack) in blocks {
             at += gap;
-            ledger.apply(&Event::Alloc { addr: Addr(at), size_bytes: bytes, stack: StackHash(stack + 1), tid: 1, time_ns: 5 });
+            ledger.apply(&Event::Alloc {
+                addr: Addr(at),
+                size_bytes: bytes,
+                stack: StackHash(stack + 1),
+                tid: 1,
+                how: Default::default(),
+                time_ns: 5,
+            });
             model.push((at..at + bytes, stack));
             at += bytes;
         }

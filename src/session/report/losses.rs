@@ -10,7 +10,7 @@ use crate::units::{HumanBytes, counted, grouped};
 use crate::unwind::End;
 
 /// The BPF programs' counters that count losses.
-const LOSSES: [bpf::Counter; 10] = [
+const LOSSES: [bpf::Counter; 11] = [
     bpf::Counter::LostAlloc,
     bpf::Counter::LostFree,
     bpf::Counter::LostStack,

@@ -1,8 +1,11 @@
 //! Requests censuses during a recording, and applies their results.
 
 pub(in crate::session) mod moments;
+mod seed;
 pub(in crate::session) mod walker;
 
+use crate::census::{LiveMemory, Memory};
+use crate::process::Process;
 use crate::profile::HeapMoment;
 use crate::session::report::{attribution, heap};
 use crate::session::sink::{SharedShard, lock};
@@ -21,7 +24,8 @@ impl Recorder {
         let now_ns = monotonic_ns();
         for (slot, target) in &mut self.targets {
             let totals = lock(&self.shard).watched.get(slot).map(|watched| watched.ledger.totals());
-            if totals.is_some_and(|totals| target.moments.is_due(now_ns, totals.live_bytes)) {
+            let is_traced = self.options.trace.as_ref().is_some_and(|trace| trace.is_of(target.slot));
+            if totals.is_some_and(|totals| target.moments.is_due(now_ns, totals.live_bytes, is_traced)) {
                 walker.ask(target.walk_target(), Purpose::During);
             }
         }
@@ -31,6 +35,10 @@ impl Recorder {
         let done: Vec<Walked> = self.walker.as_ref().map_or_else(Vec::new, |walker| walker.done().collect());
         for walked in done {
             self.take_walk(walked);
+        }
+        if let Some(trace) = &self.options.trace {
+            let drained_ns = lock(&self.shard).drained_ns;
+            trace.seed(drained_ns);
         }
         for (slot, target) in &mut self.targets {
             if target.moments.proof.is_some() {
@@ -43,9 +51,23 @@ impl Recorder {
         let after_ms = walked.began_ns.saturating_sub(self.started_ns) / 1_000_000;
         let Some(target) = self.targets.values_mut().find(|target| target.walk_target() == walked.whose) else { return };
         match walked.purpose {
-            Purpose::Start => target.started_with(walked, after_ms, self.options.start_chunks_max),
+            Purpose::Start => {
+                if let Some(trace) = self.options.trace.as_ref().filter(|trace| trace.is_of(target.slot)) {
+                    match &walked.taken {
+                        Some(taken) => {
+                            let memory = Process::open(target.process.pid()).ok().and_then(|process| LiveMemory::open(process).ok());
+                            trace.found_before(walked.ended_ns, seed::of(taken, memory.as_ref().map(|memory| memory as &dyn Memory)));
+                        }
+                        None => trace.found_nothing_before("the census of its start was not usable"),
+                    }
+                }
+                target.started_with(walked, after_ms, self.options.start_chunks_max);
+            }
             Purpose::During => {
                 let heap = walked.taken.as_ref().map(heap::summary);
+                if let (Some(trace), Some(heap)) = (self.options.trace.as_ref().filter(|trace| trace.is_of(target.slot)), &heap) {
+                    trace.account((walked.began_ns, walked.ended_ns), heap);
+                }
                 let moment = heap.map(|heap| HeapMoment { after_ms, heap, ..HeapMoment::default() });
                 tracing::debug!("took a census of process {} after {after_ms} ms", target.process.pid());
                 target.moments.walked(walked.began_ns, walked.ended_ns, moment);

@@ -125,13 +125,13 @@ impl ProcessState {
     pub fn apply(&mut self, record: &Record<'_>, time_ns: u64) {
         let tid = record.head.tid;
         match record.body {
-            Body::Alloc { addr, size, stack } => {
+            Body::Alloc { addr, size, stack, .. } => {
                 let id = self.stack(stack);
                 if let Some(window) = self.window_at(time_ns) {
                     window.observer.allocated(addr.0, size, id, tid, time_ns);
                 }
                 if let Some(live) = &mut self.live {
-                    live.apply(&Event::Alloc { addr, size_bytes: size, stack, tid, time_ns });
+                    live.apply(&Event::Alloc { addr, size_bytes: size, stack, tid, how: Default::default(), time_ns });
                 }
             }
             Body::Free { addr, .. } => {
@@ -182,7 +182,7 @@ impl ProcessState {
         let tid = record.head.tid;
         let stack = StackHash(0);
         let event = match record.body {
-            Body::Alloc { addr, size, stack } => Event::Alloc { addr, size_bytes: size, stack, tid, time_ns },
+            Body::Alloc { addr, size, stack, .. } => Event::Alloc { addr, size_bytes: size, stack, tid, how: Default::default(), time_ns },
             Body::Free { addr, .. } => Event::Free { addr, stack, tid, time_ns },
             Body::ReallocFree { addr } => Event::ReallocFree { addr, stack, tid, time_ns },
             Body::ReallocFail { addr } => Event::ReallocFail { addr, tid },
