@@ -50,6 +50,9 @@ enum fp_record_kind {
 	FP_REC_FREE_STACK = 11,  /* struct fp_free_stack: as FREE, with its stack (--free-stacks) */
 	FP_REC_SAMPLE = 12,      /* struct fp_sample: the program itself reports an allocation, and how many bytes it represents */
 	FP_REC_CONTENTS = 13,       /* struct fp_contents: contents of the block of the ALLOC before it, as allocated; for some blocks */
+	FP_REC_PYTHON_STACK = 14,   /* struct fp_python_stack: the Python frames of the STACK that follows it */
+	FP_REC_PYTHON_CODE = 15,    /* struct fp_python_code: what a code object says, before the first PYTHON_STACK that names it */
+	FP_REC_THREAD_EXIT = 16,    /* struct fp_life: a thread has ended, and others of its process have not */
 };
 
 /* Starts every record. 16 bytes: at a million records per second each byte is a megabyte through the caches of the watched process. */
@@ -72,12 +75,12 @@ struct fp_alloc {
 	unsigned long long size;  /* bytes requested; in the bits from FP_ALLOC_SIZE_BITS on log2 of the requested alignment, 0 = none */
 	unsigned long long stack; /* stack hash, 0 = none could be taken (counted by reason) */
 };
-
-/* FP_REC_SAMPLE. 56 bytes. Its free is an FP_REC_FREE. */
-struct fp_sample {
 enum fp_alloc_bits {
 	FP_ALLOC_SIZE_BITS = 56,
 };
+
+/* FP_REC_SAMPLE. 56 bytes. Its free is an FP_REC_FREE. */
+struct fp_sample {
 	struct fp_head head;
 	unsigned long long addr;     /* block allocated, never 0 */
 	unsigned long long size;     /* bytes requested */
@@ -179,6 +182,76 @@ struct fp_stack {
 	unsigned long long frames[]; /* FP_FRAME_* | address */
 };
 
+/* One Python frame. 16 bytes. */
+struct fp_python_frame {
+	unsigned long long code;  /* address of the code object */
+	int instruction;          /* of the bytecode: bytes, 3.10: units of two; below 0 = none was executed yet */
+	unsigned short native;    /* index of the native frame of the evaluation loop's call, in the outermost frame of each call;
+				   * FP_PYTHON_OUTSIDE = beyond the last native frame, FP_PYTHON_UNKNOWN = the next one of the loop */
+	unsigned short flags;     /* FP_PYTHON_OUTERMOST, FP_PYTHON_UNREADABLE */
+};
+
+enum fp_python_frame_flag {
+	FP_PYTHON_OUTERMOST = 1 << 0,  /* the call's outermost frame */
+	FP_PYTHON_UNREADABLE = 1 << 1, /* its code object could not be read */
+};
+
+enum fp_python_wire {
+	/* Python frames of one stack. Web frameworks have about 60, recursive programs any number. 192 x 16 B = 3 KiB. */
+	FP_PYTHON_FRAMES_MAX = 192,
+	FP_PYTHON_OUTSIDE = 0xfffe,
+	FP_PYTHON_UNKNOWN = 0xffff,
+	/* Bytes of a code object's texts and of each part of its lines' table that are sent. Names of functions have less than 100 bytes, paths less
+	 * than 300; the tables of functions have less than 1 KiB. */
+	FP_PYTHON_NAME_BYTES = 256,
+	FP_PYTHON_FILE_BYTES = 512,
+	FP_PYTHON_LINES_BYTES = 2048,
+	/* Bytes of a lines' table that are sent in all: of modules with some 20,000 lines. The daemon reads longer ones from memory. */
+	FP_PYTHON_LINES_MAX = 65536,
+};
+
+/* Why the walk of Python frames ended. */
+enum fp_python_end {
+	FP_PYTHON_END_COMPLETE = 0,
+	FP_PYTHON_END_LIMIT = 1,      /* FP_PYTHON_FRAMES_MAX */
+	FP_PYTHON_END_UNREADABLE = 2, /* a frame could not be read */
+	FP_PYTHON_END_NO_THREAD = 3,  /* the evaluation loop is on the stack, but the interpreter does not know the thread */
+};
+
+/* FP_REC_PYTHON_STACK. 32 bytes + 16 len. */
+struct fp_python_stack {
+	struct fp_head head;
+	unsigned long long hash; /* the stack's, as in its STACK */
+	unsigned short len;      /* frames that follow, innermost first */
+	unsigned char end;       /* enum fp_python_end */
+	unsigned char pad[5];
+	struct fp_python_frame frames[];
+};
+
+/* A text object or, without a state, a bytes object. */
+struct fp_python_text {
+	unsigned long long object; /* its address; 0 = none */
+	unsigned long long length; /* characters, or bytes */
+	unsigned int state;        /* of a text: how it is encoded */
+	unsigned int bytes;        /* of it that were read, and are sent */
+};
+
+/* FP_REC_PYTHON_CODE. A part of the lines' table ends the record. */
+struct fp_python_code {
+	struct fp_head head;
+	unsigned long long code;  /* address */
+	unsigned int first_line;
+	unsigned int version;
+	unsigned int lines_at;    /* place of the part of the lines' table; the texts are sent with the first part only */
+	unsigned int pad;
+	struct fp_python_text name;
+	struct fp_python_text file;
+	struct fp_python_text lines;
+	unsigned char name_bytes[FP_PYTHON_NAME_BYTES];
+	unsigned char file_bytes[FP_PYTHON_FILE_BYTES];
+	unsigned char line_bytes[];
+};
+
 /* What happened to the address space. */
 enum fp_vm_op {
 	FP_VM_MMAP = 1,    /* addr, len, prot, flags as granted */
@@ -247,6 +320,7 @@ enum fp_counter {
 	FP_CNT_UNKNOWN_SITE,       /* hits with a cookie of no process that was ever watched: calls lost */
 	FP_CNT_LOST_CONTENTS,         /* ring full: record of a new block's contents lost */
 	FP_CNT_HIT_SMALL,          /* hits of probes for large blocks by calls for a small one: a miss of the thread cache, a small realloc */
+	FP_CNT_PYTHON_UNREAD,      /* stacks whose Python frames could not be read, or not all of them: unreadable memory, no thread state */
 	FP_CNT_MAX
 };
 
@@ -326,6 +400,7 @@ enum fp_cookie_shift {
 	 * in the process for which it was attached (commit 900f362e2062, "bpf: Fix uprobe multi pid filter check"), not in all that share
 	 * its memory. */
 	FP_COOKIE_VFORK_SHIFT = 59,
+	FP_COOKIE_COUNT_ALIGNS_SHIFT = 60, /* 1 bit: count_reg has the alignment in bytes */
 	/* For a probe of the program's own (USDT), with the slot at the same position: 16 bits, the number of the row with the locations of the
 	 * arguments. */
 	FP_USDT_COOKIE_SITE_SHIFT = 16,
@@ -345,6 +420,7 @@ enum fp_no_register {
 #define FP_COOKIE_MAY_THROW(c) FP_COOKIE_FIELD(c, FP_COOKIE_MAY_THROW_SHIFT, 1)
 #define FP_COOKIE_FREES_ON_FAILURE(c) FP_COOKIE_FIELD(c, FP_COOKIE_FREES_ON_FAILURE_SHIFT, 1)
 #define FP_COOKIE_HOLDS_CHUNK(c) FP_COOKIE_FIELD(c, FP_COOKIE_HOLDS_CHUNK_SHIFT, 1)
+#define FP_COOKIE_COUNT_ALIGNS(c) FP_COOKIE_FIELD(c, FP_COOKIE_COUNT_ALIGNS_SHIFT, 1)
 #define FP_COOKIE_VFORK(c) FP_COOKIE_FIELD(c, FP_COOKIE_VFORK_SHIFT, 1)
 #define FP_USDT_COOKIE_SITE(c) FP_COOKIE_FIELD(c, FP_USDT_COOKIE_SITE_SHIFT, 0xffff)
 
@@ -399,5 +475,3 @@ struct fp_usdt_site {
 };
 
 #endif
-	FP_COOKIE_COUNT_ALIGNS_SHIFT = 60, /* 1 bit: count_reg has the alignment in bytes */
-#define FP_COOKIE_COUNT_ALIGNS(c) FP_COOKIE_FIELD(c, FP_COOKIE_COUNT_ALIGNS_SHIFT, 1)

@@ -115,6 +115,9 @@ static __always_inline void fp_keep_registers(__u64 *leaf, struct pt_regs *regs)
 	leaf[15] = regs->r15;
 }
 
+/* What pthread_self returns: glibc and musl have their descriptor of a thread where its pointer is. */
+#define FP_THREAD_SELF(task) ((task)->thread.fsbase)
+
 #ifndef FP_HOST
 #define FP_LOAD(regs, field) FP_LOAD_AT(regs, __builtin_offsetof(struct pt_regs, field))
 

@@ -33,18 +33,24 @@ struct structs {
 	struct fp_mapping mapping;
 	struct fp_unwind_clock unwind_clock;
 	struct fp_hotspot hotspot;
+	struct fp_python python;
+	struct fp_python_frame python_frame;
+	struct fp_python_stack python_stack;
+	struct fp_python_text python_text;
+	struct fp_python_code python_code;
+	struct fp_play play;
 } structs;
 
 /* Structs that both sides write while the daemon has them mapped: atomics in Rust. */
 struct live {
 	struct fp_target target;
+	struct fp_player player;
 } live;
 
 /* Enums in Rust, without NONE, for which it has Option, and without MAX. */
 struct choices {
 	enum fp_record_kind record_kind;
 	enum fp_unwind_end unwind_end;
-	struct fp_player player;
 	enum fp_vm_op vm_op;
 	enum fp_counter counter;
 	enum fp_op op;
@@ -54,6 +60,9 @@ struct choices {
 	enum fp_saved_ra saved_ra;
 	enum fp_mapping_kind mapping_kind;
 	enum fp_frame_kind frame_kind;
+	enum fp_python_shape python_shape;
+	enum fp_python_end python_end;
+	enum fp_play_op play_op;
 } choices;
 
 /* Constants in Rust. */
@@ -61,6 +70,7 @@ struct numbers {
 	enum fp_limit limit;
 	enum fp_stamp stamp;
 	enum fp_words words;
+	enum fp_alloc_bits alloc_bits;
 	enum fp_frame_bits frame_bits;
 	enum fp_target_flag target_flag;
 	enum fp_cookie_shift cookie_shift;
@@ -68,5 +78,8 @@ struct numbers {
 	enum fp_table_layout table_layout;
 	enum fp_rule_register rule_register;
 	enum fp_hotspot_limit hotspot_limit;
+	enum fp_python_limit python_limit;
+	enum fp_python_frame_flag python_frame_flag;
+	enum fp_python_wire python_wire;
+	enum fp_player_limit player_limit;
 } numbers;
-	enum fp_alloc_bits alloc_bits;

@@ -3,6 +3,9 @@
 #ifndef FRAGPROF_STACK_BPF_H
 #define FRAGPROF_STACK_BPF_H
 
+#if !defined(FP_LEGACY) && defined(__TARGET_ARCH_x86)
+#include "cpython_send.bpf.h"
+#endif
 #include "maps.bpf.h"
 #include "thread.bpf.h"
 #include "unwind.bpf.h"
@@ -25,6 +28,12 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 	ring = bpf_map_lookup_elem(&rings, &target->shard);
 	if (!ring)
 		return;
+#if !defined(FP_LEGACY) && defined(__TARGET_ARCH_x86)
+	if (walk->python && !fp_python_send(walk, target, slot, ring)) {
+		fp_lost(target, FP_CNT_LOST_STACK);
+		return;
+	}
+#endif
 	fp_fill_head(&record->head, target, slot, (__u32)bpf_get_current_pid_tgid(), FP_REC_STACK, 0);
 	record->hash = walk->hash;
 	record->len = walk->len;
@@ -65,6 +74,10 @@ static __always_inline void fp_walk_stack(struct fp_walk *walk, struct pt_regs *
 {
 	unwind_into(walk, regs, (__u32)target->mm_id, entry_sp);
 	fp_count_walk(walk, target->shard);
+#if !defined(FP_LEGACY) && defined(__TARGET_ARCH_x86)
+	if (walk->python && fp_python_take(walk))
+		fp_count(target, FP_CNT_PYTHON_UNREAD);
+#endif
 }
 
 /* Makes the thread's last walk known to the reader; returns its hash. */

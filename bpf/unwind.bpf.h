@@ -207,6 +207,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 		walk->mapping.begin = 0;
 		walk->mapping.end = 0;
 		walk->table_ready = 0;
+		walk->python = fp_python_block(mm_id);
 	}
 	fp_keep_registers(walk->leaf, regs);
 	walk->first_sp[walk->now & 1] = FP_SP(regs);

@@ -7,6 +7,20 @@
 
 #include "unwind_walk.bpf.h"
 
+/* Where a process's mapping table has its struct fp_python; 0 = it has none. */
+static __always_inline __u32 fp_python_block(__u32 mm_id)
+{
+	const struct fp_mappings_header *header;
+	__u32 zero = 0;
+	void *table;
+
+	table = bpf_map_lookup_elem(&mapping_tables, &mm_id);
+	if (!table)
+		return 0;
+	header = bpf_map_lookup_elem(table, &zero);
+	return header ? header->python : 0;
+}
+
 /* Finds the mapping of pc and leaves it in walk->mapping. */
 static __noinline bool fp_find_mapping(struct fp_walk *walk, __u64 pc)
 {

@@ -142,7 +142,7 @@ struct fp_mapping {
 
 struct fp_mappings_header {
 	unsigned int mappings;
-	unsigned int pad;
+	unsigned int python;        /* block of struct fp_python in this table; 0 = the process has no CPython */
 	unsigned long long asked; /* when a table was last requested, CLOCK_MONOTONIC ns; written by the unwinder */
 };
 
@@ -185,6 +185,61 @@ enum fp_hotspot_limit {
 	FP_HOTSPOT_NONE = 0xffff,
 };
 
+/* How a CPython keeps the frames of a thread, and how many of them belong to one call of the evaluation loop. */
+enum fp_python_shape {
+	FP_PYTHON_OBJECTS = 1,        /* 3.8, 3.9: a list of frame objects, one for each call */
+	FP_PYTHON_OBJECTS_CFRAME = 2, /* 3.10: the same, and each call has a CFrame in its C frame */
+	FP_PYTHON_ENTRIES = 3,        /* 3.11: a call's outermost frame is marked, and each call has a _PyCFrame in its C frame */
+	FP_PYTHON_SHIMS = 4,          /* from 3.12 on: each call has a frame of its own in its C frame, outside of the others */
+};
+
+/* What is needed to read the frames of a CPython (src/managed/cpython/layout.rs has the sources). The other fields are offsets, in the
+ * structure that their name begins with; FP_PYTHON_NONE = there is no such field. */
+struct fp_python {
+	unsigned long long interpreters;  /* address of the list of interpreters */
+	unsigned long long eval_begin;    /* the evaluation loop's code */
+	unsigned long long eval_end;
+	unsigned int shape;               /* enum fp_python_shape */
+	unsigned int interpreter_next;
+	unsigned int interpreter_threads;
+	unsigned int thread_next;
+	unsigned int thread_id;           /* the thread's own pointer, as pthread_self has it */
+	unsigned int thread_frame;        /* of the innermost frame */
+	unsigned int thread_cframe;
+	unsigned int cframe_frame;
+	unsigned int cframe_previous;
+	unsigned int frame_bytes;         /* of a frame's fields; FP_PYTHON_FRAME_BYTES at most */
+	unsigned int frame_previous;
+	unsigned int frame_code;
+	unsigned int frame_instruction;   /* an index; from ENTRIES on an address */
+	unsigned int frame_owner;
+	unsigned int frame_entry;
+	unsigned int owner_generator;     /* a frame of a generator may be seen before its first instruction */
+	unsigned int owner_shim;          /* this owner and those above it */
+	unsigned int code_bytes;          /* read of a code object; FP_PYTHON_CODE_BYTES at most */
+	unsigned int code_file;
+	unsigned int code_name;
+	unsigned int code_lines;
+	unsigned int code_first_line;
+	unsigned int code_version;
+	unsigned int code_first_traceable;
+	unsigned int code_bytecode;
+	unsigned int text_state;
+	unsigned int text_length;
+	unsigned int text_kind_shift;     /* in the state: kind, 3 bits; compact; ascii */
+	unsigned int text_ascii;          /* characters of an ascii text */
+	unsigned int text_compact;        /* of another text */
+	unsigned int bytes_length;
+	unsigned int bytes_data;
+};
+
+enum fp_python_limit {
+	FP_PYTHON_THREAD_BYTES = 192,
+	FP_PYTHON_FRAME_BYTES = 120,
+	FP_PYTHON_CODE_BYTES = 248,
+	FP_PYTHON_NONE = 0xffff,
+};
+
 /* State that the daemon updates while the unwinder runs. */
 struct fp_unwind_clock {
 	unsigned int generation; /* raised with each change of any table: earlier walks are then no longer valid */
@@ -199,5 +254,6 @@ _Static_assert(sizeof(struct fp_mappings) == FP_BLOCK_BYTES, "fp_mappings");
 _Static_assert(sizeof(struct fp_rule) == 8, "fp_rule");
 _Static_assert(sizeof(struct fp_mapping) == 32, "fp_mapping");
 _Static_assert(sizeof(struct fp_hotspot) <= FP_BLOCK_BYTES, "fp_hotspot");
+_Static_assert(sizeof(struct fp_python) <= FP_BLOCK_BYTES, "fp_python");
 
 #endif

@@ -65,7 +65,7 @@ struct fp_walk {
 	__u32 len;
 	__u32 end;              /* enum fp_unwind_end */
 	__u32 mm_id;
-	__u32 pad3;
+	__u32 python;           /* block of struct fp_python in the process's mapping table; 0 = no CPython */
 
 	/* The frame reached. */
 	__u64 pc;

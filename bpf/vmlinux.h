@@ -47,7 +47,16 @@ struct signal_struct {
 	} live;
 };
 
+#if defined(__TARGET_ARCH_x86)
+struct thread_struct {
+	unsigned long fsbase;
+};
+#endif
+
 struct task_struct {
+#if defined(__TARGET_ARCH_x86)
+	struct thread_struct thread;
+#endif
 	unsigned int flags;
 	unsigned int ptrace;
 	struct {

@@ -2,12 +2,14 @@
 // its mutations (tests/faults/readers.rs). A reader may refuse anything; it must neither panic nor contradict itself.
 
 use fragprof::allocator::in_file::identify;
-use fragprof::bpf::{FRAME_CODE_BITS, FRAME_KIND_BIT, FrameKind};
+use fragprof::bpf::{FRAME_CODE_BITS, FRAME_KIND_BIT, FrameKind, PYTHON_OUTERMOST, PythonCode, PythonFrame, PythonText};
 use fragprof::census::core_file::CoreFile;
 use fragprof::census::runtime::hotspot::perf_data::Counters;
 use fragprof::census::runtime::hotspot::structs::{Library, LibraryFile};
 use fragprof::census::{Fixture, LayoutCache, Level, Options, Pace, take};
 use fragprof::emitter::usdt;
+use fragprof::managed::cpython::layout::{Layout, Version};
+use fragprof::managed::cpython::{Definition, Python};
 use fragprof::managed::hotspot::{Refusal, Starting};
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::place_all;
@@ -17,9 +19,12 @@ use fragprof::process::handle::Stat;
 use fragprof::process::maps::Maps;
 use fragprof::retention::contents::Contents;
 use fragprof::selective::parse_entry;
+use fragprof::symbol::NamedFrames;
 use fragprof::symbol::variables::Variables;
 use fragprof::trace::codec::{Bytes, State};
+use fragprof::units::StackHash;
 use fragprof::unwind::Table;
+use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 
 /// A reader.
 pub type Reader = fn(&[u8]);
@@ -41,6 +46,7 @@ pub const READERS: [(&str, Reader); 17] = [
     ("variables", variables),
     ("types", types),
     ("hotspot", hotspot),
+    ("cpython", cpython),
     ("trace", trace),
 ];
 
@@ -393,10 +399,103 @@ pub fn hotspot(bytes: &[u8]) {
     named(u64::MAX >> 1);
 }
 
+/// Memory of a CPython: its description of itself, a code object, its texts and its table of lines; then what was sent of it.
+const PYTHON: u64 = 0x7f20_0000_0000;
+const PYTHON_CODE: u64 = PYTHON + 0x400;
+const PYTHON_NAME: u64 = PYTHON + 0x600;
+const PYTHON_FILE: u64 = PYTHON + 0x700;
+const PYTHON_LINES: u64 = PYTHON + 0x800;
+const PYTHON_SENT: u64 = PYTHON + 0xa00;
+const PYTHON_SENT_FRAMES: u64 = PYTHON + 0xf00;
+const PYTHON_BYTES: u64 = 0x1000;
+
+/// A CPython 3.13, as its `_Py_DebugOffsets` describe it.
+fn python_memory() -> Vec<u8> {
+    let mut memory = vec![0; PYTHON_BYTES as usize];
+    let mut put = |address: u64, bytes: &[u8]| memory[(address - PYTHON) as usize..][..bytes.len()].copy_from_slice(bytes);
+    put(PYTHON, b"xdebugpy");
+    let words = [(1, 0x030d_00f0), (5, 632), (8, 7264), (9, 7344), (21, 8), (23, 72), (24, 152), (29, 8), (30, 0), (31, 56), (33, 70)];
+    let more = [(35, 112), (36, 120), (37, 128), (38, 136), (39, 68), (43, 200), (70, 40)];
+    for (at, word) in words.into_iter().chain(more) {
+        put(PYTHON + 8 * at, &u64::to_le_bytes(word));
+    }
+    // A text of which the process sends nothing, and a table of which it sends the beginning.
+    for (object, text) in [(PYTHON_NAME, "Cart.add"), (PYTHON_FILE, "cart.py")] {
+        put(object + 16, &(text.len() as u64).to_le_bytes());
+        put(object + 32, &[1 << 2 | 1 << 5 | 1 << 6]);
+        put(object + 40, text.as_bytes());
+    }
+    let lines = [0x80, 0, 0x80 | 11 << 3 | 1, 0, 0, 0x80 | 13 << 3, 2 << 1, 0x80];
+    put(PYTHON_LINES + 16, &(lines.len() as u64).to_le_bytes());
+    put(PYTHON_LINES + 32, &lines);
+    for (at, value) in [(112, PYTHON_FILE), (128, PYTHON_NAME), (136, PYTHON_LINES), (68, 7)] {
+        put(PYTHON_CODE + at, &value.to_le_bytes());
+    }
+    let text = |object: u64, length: u64| PythonText { object, length, state: 25, bytes: 0 };
+    let mut code = PythonCode::new_zeroed();
+    (code.code, code.first_line) = (PYTHON_CODE, 7);
+    (code.name, code.file) = (text(PYTHON_NAME, 8), text(PYTHON_FILE, 7));
+    code.lines = PythonText { object: PYTHON_LINES, length: lines.len() as u64, state: 0, bytes: 2 };
+    put(PYTHON_SENT, code.as_bytes());
+    put(PYTHON_SENT + size_of::<PythonCode>() as u64, &lines[..2]);
+    let frame = |instruction, native| PythonFrame { code: PYTHON_CODE, instruction, native, flags: PYTHON_OUTERMOST as u16 };
+    put(PYTHON_SENT_FRAMES, [frame(0, 1), frame(4, 0xffff)].as_bytes());
+    memory
+}
+
+/// A CPython's description of itself, its code objects, and what is sent of them: the target controls all of it.
+pub fn cpython(bytes: &[u8]) {
+    let mut whole = python_memory();
+    for pair in bytes.chunks_exact(10).take(256) {
+        let place = usize::from(u16::from_le_bytes([pair[0], pair[1]])) % (whole.len() - 8);
+        whole[place..place + 8].copy_from_slice(&pair[2..]);
+    }
+    let maps = Maps::parse(format!("{PYTHON:x}-{:x} rw-p 00000000 00:00 0\n", PYTHON + PYTHON_BYTES).as_bytes());
+    let mut memory = Fixture::with_maps(maps);
+    memory.write(PYTHON, &whole);
+    let version = Version { minor: 13, micro: Some(0) };
+    let Ok(mut layout) = Layout::of(version, &whole) else {
+        assert!(!bytes.is_empty());
+        return;
+    };
+    (layout.record.eval_begin, layout.record.eval_end) = (0x5000, 0x6000);
+    let mut python = Python::with_layout(version, layout, (0, 0));
+    let part = |address: u64| &whole[(address - PYTHON) as usize..];
+    let Ok((sent, lines)) = PythonCode::read_from_prefix(part(PYTHON_SENT)) else { return };
+    let lines = lines.get(..(sent.lines.bytes as usize).min(lines.len())).unwrap_or_default();
+    python.define(&memory, Definition { code: &sent, lines });
+    // The rest of the table could not be sent.
+    let mut rest = sent;
+    (rest.lines_at, rest.lines.bytes) = (sent.lines.bytes, 0);
+    python.define(&memory, Definition { code: &rest, lines: &[] });
+    let frames: Vec<PythonFrame> =
+        part(PYTHON_SENT_FRAMES).chunks_exact(16).filter_map(|frame| PythonFrame::read_from_bytes(frame).ok()).collect();
+    let count = if bytes.is_empty() { 2 } else { frames.len() };
+    let names = NamedFrames::default();
+    for end in 0..4 {
+        python.hold(StackHash(9), &frames[..count], end);
+        let words = [0x1000, 0x5010, 0x1010, 0x5020, 0x1020];
+        let named = python.stack(&names, StackHash(9), &words, false).unwrap_or_default();
+        assert!(named.len() >= count && named.len() <= words.len() + count + 1);
+        let name = |word: &u64| match names.get(*word) {
+            Some(frames) => frames.iter().map(|frame| format!("{} {}:{}", frame.function, frame.file, frame.line)).collect::<String>(),
+            None => format!("{word:x}"),
+        };
+        let named: Vec<String> = named.iter().map(name).collect();
+        if bytes.is_empty() && end == 0 {
+            assert_eq!(named, ["1000", "Cart.add cart.py:7", "1010", "Cart.add cart.py:8", "1020"]);
+        }
+    }
+}
+
 /// A trace, and the events inside its chunks, which a checksum would keep from a fuzzer: traces are files from anywhere.
 pub fn trace(bytes: &[u8]) {
     if let Ok(mut reader) = fragprof::trace::Reader::new(bytes) {
         while let Ok(Some(_)) = reader.next_item() {}
+    }
+    if let Ok(survey) = fragprof::replay::Survey::of(bytes) {
+        let _ = survey.check();
+        let _ = fragprof::replay::Setting::today(&survey.header, survey.end.as_ref(), survey.header.cpus);
     }
     let (mut state, mut rest) = (State::at(0), Bytes(bytes));
     let mut last_ns = 0;
@@ -405,7 +504,3 @@ pub fn trace(bytes: &[u8]) {
         last_ns = event.time_ns;
     }
 }
-    if let Ok(survey) = fragprof::replay::Survey::of(bytes) {
-        let _ = survey.check();
-        let _ = fragprof::replay::Setting::today(&survey.header, survey.end.as_ref(), survey.header.cpus);
-    }

@@ -12,6 +12,9 @@ pub const MODULE_JAVA_COMPILED: &str = "[java compiled]";
 /// Inlined into the next frame of the stack.
 pub const MODULE_JAVA_INLINED: &str = "[java inlined]";
 
+/// Module name of frames of Python functions ([`Frame::kind`]).
+pub const MODULE_PYTHON: &str = "[python]";
+
 /// One function of a call stack. Texts are as found in the target's files and may contain any character: they are escaped where they are
 /// shown ([`crate::sanitize`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -27,7 +30,7 @@ pub struct Frame {
     /// Build id of the module in lower-case hex, empty = none.
     pub build_id: Arc<str>,
     /// Address of the instruction in the module's own address space, as `nm` and `addr2line -e` take it, so that it is the same in
-    /// every run and process; without a module, the address in the process; of a Java method, the index of the bytecode. 0 = not known.
+    /// every run and process; without a module, the address in the process; of a Java method or a Python function, the index of the bytecode. 0 = not known.
     pub address: u64,
     /// How the frame was found.
     pub flags: FrameFlags,
@@ -41,6 +44,7 @@ impl Frame {
             MODULE_JAVA_INTERPRETED => FrameKind::JavaInterpreted,
             MODULE_JAVA_COMPILED => FrameKind::JavaCompiled,
             MODULE_JAVA_INLINED => FrameKind::JavaInlined,
+            MODULE_PYTHON => FrameKind::Python,
             _ => FrameKind::Native,
         }
     }
@@ -83,6 +87,8 @@ pub enum FrameKind {
     JavaInlined,
     /// The same, as a unit of its own.
     JavaCompiled,
+    /// A CPython's evaluation loop.
+    Python,
 }
 
 impl FrameKind {
@@ -92,6 +98,7 @@ impl FrameKind {
         match self {
             Self::Native => "native",
             Self::JavaInterpreted | Self::JavaCompiled | Self::JavaInlined => "java",
+            Self::Python => "python",
         }
     }
 
@@ -100,7 +107,7 @@ impl FrameKind {
     pub fn name(self) -> Option<&'static str> {
         match self {
             Self::Native => None,
-            Self::JavaInterpreted => Some("interpreted"),
+            Self::JavaInterpreted | Self::Python => Some("interpreted"),
             Self::JavaCompiled => Some("compiled"),
             Self::JavaInlined => Some("inlined"),
         }

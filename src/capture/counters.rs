@@ -46,6 +46,10 @@ impl Counter {
             Self::HitSmall => {
                 ("hits_small", "hits of probes for large blocks by small ones that the thread cache could not supply or take")
             }
+            Self::PythonUnread => (
+                "python_unread",
+                "stacks whose Python frames could not be read, or not all of them; those of the evaluation loop are shown",
+            ),
         }
     }
 }

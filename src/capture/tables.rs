@@ -258,7 +258,11 @@ impl Shared {
         if self.walks_managed {
             managed.replace_in(&mut code);
         }
-        let (blocks, left_out) = mappings::to_blocks(&code, managed.hotspot.as_ref().filter(|_| self.walks_managed));
+        let (blocks, left_out) = mappings::to_blocks(
+            &code,
+            managed.hotspot.as_ref().filter(|_| self.walks_managed),
+            managed.python.as_ref().filter(|_| self.walks_managed),
+        );
         report.left_out = left_out;
         let map = filled_map("fp_mappings", &blocks)?;
         let mut state = self.lock();
@@ -279,7 +283,7 @@ impl Shared {
         if let Some(before) = state.processes.insert(mm_id, files) {
             state.release(&before);
         }
-        if managed.hotspot.is_some() {
+        if managed.hotspot.is_some() || managed.python.is_some() {
             state.managed.insert(mm_id);
         } else {
             state.managed.remove(&mm_id);

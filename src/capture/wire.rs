@@ -163,6 +163,22 @@ pub enum Body<'a> {
         /// `enum fp_unwind_end`.
         end: u8,
     },
+    /// The Python frames of the stack that is defined next.
+    PythonStack {
+        /// Its hash.
+        hash: StackHash,
+        /// Frames, innermost first.
+        frames: &'a [bpf::PythonFrame],
+        /// `enum fp_python_end`.
+        end: u8,
+    },
+    /// A Python code object.
+    PythonCode {
+        /// The fixed part.
+        code: &'a bpf::PythonCode,
+        /// The beginning of its table of lines.
+        lines: &'a [u8],
+    },
     /// The address space changed.
     Vm {
         /// The change.
@@ -189,6 +205,8 @@ pub enum Body<'a> {
         /// Wait status as in `wait(2)`.
         code: u32,
     },
+    /// A thread has ended.
+    ThreadExit,
     /// A pc had no unwind table.
     NeedTable {
         /// The pc.
@@ -205,8 +223,6 @@ impl Body<'_> {
     }
 }
 
-    /// A thread has ended.
-    ThreadExit,
 /// A decoded record.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a> {
@@ -240,7 +256,8 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
     let body = match RecordKind::from_wire(head.kind)? {
         RecordKind::Alloc => {
             let r = raw::<bpf::Alloc>(bytes)?;
-            Body::Alloc { addr: Addr(r.addr), size: r.size, stack: StackHash(r.stack) }
+            let (size, alignment_bits) = (r.size & ((1 << bpf::ALLOC_SIZE_BITS) - 1), (r.size >> bpf::ALLOC_SIZE_BITS) as u8 & 63);
+            Body::Alloc { addr: Addr(r.addr), size, stack: StackHash(r.stack), alignment_bits }
         }
         RecordKind::Sample => {
             let r = raw::<bpf::Sample>(bytes)?;
@@ -266,6 +283,19 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
             let (frames, _) = <[u64]>::ref_from_prefix_with_elems(rest, len).ok()?;
             Body::Stack { hash: StackHash(r.hash), frames, end: r.end }
         }
+        RecordKind::PythonStack => {
+            let (r, rest) = bpf::PythonStack::ref_from_prefix(bytes).ok()?;
+            let len = usize::from(r.len);
+            if len > bpf::PYTHON_FRAMES_MAX as usize {
+                return None;
+            }
+            let (frames, _) = <[bpf::PythonFrame]>::ref_from_prefix_with_elems(rest, len).ok()?;
+            Body::PythonStack { hash: StackHash(r.hash), frames, end: r.end }
+        }
+        RecordKind::PythonCode => {
+            let (code, rest) = bpf::PythonCode::ref_from_prefix(bytes).ok()?;
+            Body::PythonCode { code, lines: rest.get(..usize::try_from(code.lines.bytes).ok()?)? }
+        }
         RecordKind::Vm => {
             let r = raw::<bpf::Vm>(bytes)?;
             Body::Vm { change: vm_change(r)?, stack: StackHash(r.stack), request: r.request }
@@ -273,6 +303,7 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
         RecordKind::Exec => Body::Exec { comm: raw::<bpf::Life>(bytes)?.comm },
         RecordKind::Fork => Body::Fork { child: raw::<bpf::Life>(bytes)?.other, shares_memory: head.function != 0 },
         RecordKind::Exit => Body::Exit { code: raw::<bpf::Life>(bytes)?.other },
+        RecordKind::ThreadExit => Body::ThreadExit,
         RecordKind::NeedTable => Body::NeedTable { pc: Addr(raw::<bpf::NeedTable>(bytes)?.pc) },
     };
     Some(Record { head, body })
@@ -303,7 +334,6 @@ mod tests {
     fn alloc_record() -> Aligned<40> {
         let mut bytes = [0; 40];
         bytes[0] = RecordKind::Alloc as u8;
-        RecordKind::ThreadExit => Body::ThreadExit,
         bytes[2..4].copy_from_slice(&7u16.to_le_bytes());
         bytes[16..24].copy_from_slice(&0x7f00_0000_1000u64.to_le_bytes());
         bytes[24..32].copy_from_slice(&100u64.to_le_bytes());
@@ -316,7 +346,7 @@ mod tests {
         let bytes = alloc_record();
         let record = decode(&bytes.0).unwrap();
         assert_eq!(record.head.slot, 7);
-        assert_eq!(record.body, Body::Alloc { addr: Addr(0x7f00_0000_1000), size: 100, stack: StackHash(0xabcd) });
+        assert_eq!(record.body, Body::Alloc { addr: Addr(0x7f00_0000_1000), size: 100, stack: StackHash(0xabcd), alignment_bits: 0 });
     }
 
     #[test]

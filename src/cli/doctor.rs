@@ -269,10 +269,11 @@ fn emitters_json(found: &Emitters) -> Value {
 /// Which frames of managed runtimes will be named, or why not; `None` = the process has none that is known.
 fn managed_frames(process: &Process, walks_managed: bool) -> Option<String> {
     let maps = process.maps().ok()?;
-    let managed = Managed::shared(Arc::default());
-    let (_, note) = managed::refresh(&managed, process, &maps, walks_managed);
+    let managed = Managed::shared(Arc::default(), false);
+    let (_, notes) = managed::refresh(&managed, process, &maps, walks_managed);
     let described = managed::lock(&managed).describe();
-    note.or(described)
+    let sentences = if walks_managed { described } else { notes };
+    (!sentences.is_empty()).then(|| sentences.join("; "))
 }
 
 /// The unwind table of each mapped file.

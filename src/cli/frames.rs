@@ -12,7 +12,7 @@ pub enum Frames {
     All,
     /// Frames of native code only
     Native,
-    /// Frames of managed runtimes (Java) only
+    /// Frames of managed runtimes (Java, Python) only
     Managed,
 }
 

@@ -69,6 +69,9 @@ pub struct RecordArgs {
     /// Frames to keep: of native code, of managed runtimes, or all
     #[arg(long, value_enum, default_value_t, hide_short_help = true)]
     pub frames: Frames,
+    /// Keep the frames of CPython's evaluation loop too, in whose place Python frames stand
+    #[arg(long, hide_short_help = true)]
+    pub native: bool,
     /// At the end, scan the heap and split the rows [before attach] and [unattributed] by root, owner and type; takes about two seconds of
     /// CPU time per GiB
     #[arg(long)]
@@ -181,9 +184,6 @@ fn create_trace(path: &Path, mib_max: u64) -> anyhow::Result<SharedTrace> {
     Ok(Arc::new(Trace::new(file, mib_max.saturating_mul(1 << 20))))
 }
 
-/// Records an emitter's samples, or every call.
-fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
-    let trace = args.trace.as_deref().map(|path| create_trace(path, args.trace_max)).transpose()?;
 impl RecordArgs {
     /// Whether the evaluation loop's frames are kept: native frames alone are not complete without.
     fn keeps_native(&self) -> bool {
@@ -191,6 +191,9 @@ impl RecordArgs {
     }
 }
 
+/// Records an emitter's samples, or every call.
+fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
+    let trace = args.trace.as_deref().map(|path| create_trace(path, args.trace_max)).transpose()?;
     let options = Options {
         trace,
         follow_children: args.children || !args.command.is_empty(),
@@ -199,6 +202,7 @@ impl RecordArgs {
         ring_bytes: args.buffer_kib.map(|kib| kib << 10),
         censuses: true,
         owners: args.owners,
+        native_frames: args.keeps_native(),
         source: match args.mode {
             None if args.trace.is_some() => Choice::Functions,
             None => Choice::Best,
@@ -278,6 +282,7 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         budget: args.budget,
         ring_bytes: args.buffer_kib.map(|kib| kib << 10),
         large_blocks: !args.no_large_blocks,
+        native_frames: args.keeps_native(),
         ..GovernedOptions::default()
     };
     let mut governed = Governed::new(options).map_err(failed)?;

@@ -1,13 +1,14 @@
 //! Frames of managed runtimes: what the unwinder needs to walk them, and their names.
 //!
 //! ```text
-//! process ─ Managed::update ─→ hotspot::Jvm ─→ Code ─→ the process's mapping table (capture::tables)
-//! stack's frame words ─ Managed::name ─→ hotspot::Jvm::frames ─→ NamedFrames (symbol) ─→ the ledger's words
+//! process ─ Managed::update ─→ hotspot::Jvm, cpython::Python ─→ Code ─→ the process's mapping table (capture::tables)
+//! stack's frame words ─ Managed::name ─→ hotspot::Jvm::frames, cpython::Python::stack ─→ NamedFrames (symbol) ─→ the ledger's words
 //! ```
 //!
 //! A stack is named when it is first defined, seconds at most after it was taken, because a runtime frees and replaces its code: its frame words
 //! are replaced by numbers of names, which stay.
 
+pub mod cpython;
 pub mod hotspot;
 pub mod memory;
 
@@ -16,13 +17,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use cpython::Python;
 use hotspot::{Jvm, Refusal, Starting};
 use memory::ImageMemory;
 
-use crate::bpf::{FRAME_KIND_BIT, FrameKind};
+use crate::bpf::{self, FRAME_KIND_BIT, FrameKind};
 use crate::machine::Machine;
 use crate::process::{Maps, Process};
 use crate::symbol::NamedFrames;
+use crate::units::StackHash;
 use crate::unwind::mappings::ManagedCode;
 
 /// After this time the description of a runtime that is starting is read again.
@@ -35,6 +38,8 @@ const WORDS_MAX: usize = 1 << 20;
 
 /// Why frames are not walked on old kernels.
 pub const NOT_WALKED: &str = "Java frames are not named: the programs for kernels before 5.17 do not walk them";
+/// The same of Python frames.
+pub const PYTHON_NOT_WALKED: &str = "Python frames are not named: the programs for kernels before 5.17 do not read them";
 
 /// A process's runtimes, shared between the thread that looks for them and the one that names stacks.
 pub type SharedManaged = Arc<Mutex<Managed>>;
@@ -57,11 +62,27 @@ enum State {
     Ready(Box<Jvm>, ImageMemory),
 }
 
+/// What is known of a process's CPython.
+#[derive(Debug)]
+enum PythonState {
+    /// Nothing was searched for yet.
+    Unknown,
+    /// There is none in so many mappings of files.
+    None(usize),
+    /// There is one whose frames are not read.
+    Refused(cpython::Refusal),
+    /// Its frames are read.
+    Ready(Box<(Python, ImageMemory)>),
+}
+
 /// The managed runtimes of one image of a process.
 #[derive(Debug)]
 pub struct Managed {
     state: State,
+    python: PythonState,
     names: Arc<NamedFrames>,
+    /// Native frames are kept in whose place managed ones stand.
+    keeps_native: bool,
     /// Words that are named already, with what they were recognised by.
     known: HashMap<u64, (u64, u64)>,
     /// When a runtime's library was first seen, and why it could not be used yet.
@@ -70,27 +91,61 @@ pub struct Managed {
 }
 
 impl Managed {
-    /// None are known yet; names go to `names`.
+    /// None are known yet; names go to `names`. `keeps_native`: keep native frames in whose place managed ones stand.
     #[must_use]
-    pub fn new(names: Arc<NamedFrames>) -> Self {
-        Self { state: State::None, names, known: HashMap::new(), library_since: None, pending: None }
+    pub fn new(names: Arc<NamedFrames>, keeps_native: bool) -> Self {
+        Self {
+            state: State::None,
+            python: PythonState::Unknown,
+            names,
+            keeps_native,
+            known: HashMap::new(),
+            library_since: None,
+            pending: None,
+        }
     }
 
     /// As [`Self::new`], to be shared.
     #[must_use]
-    pub fn shared(names: Arc<NamedFrames>) -> SharedManaged {
-        Arc::new(Mutex::new(Self::new(names)))
+    pub fn shared(names: Arc<NamedFrames>, keeps_native: bool) -> SharedManaged {
+        Arc::new(Mutex::new(Self::new(names, keeps_native)))
     }
 
     /// The process has another image: its runtimes are gone, what was named stays.
     pub fn exec(&mut self) {
-        self.state = State::None;
+        (self.state, self.python) = (State::None, PythonState::Unknown);
         self.known.clear();
         (self.library_since, self.pending) = (None, None);
     }
 
     /// Looks for runtimes in the process's mappings. A runtime that was not ready is tried again.
     pub fn update(&mut self, process: &Process, maps: &Maps) {
+        self.update_python(process, maps);
+        self.update_java(process, maps);
+    }
+
+    fn update_python(&mut self, process: &Process, maps: &Maps) {
+        let files = maps.executable_files().count();
+        match self.python {
+            PythonState::Unknown => {}
+            PythonState::None(before) if before != files => {}
+            PythonState::None(_) | PythonState::Refused(_) | PythonState::Ready(_) => return,
+        }
+        let memory = || {
+            let error = |error: &dyn std::fmt::Display| cpython::Refusal::Unreadable(error.to_string());
+            if Machine::HOST != Machine::X86_64 {
+                return Err(error(&"Python frames are read on x86-64 only"));
+            }
+            image_memory(process, maps).map_err(|reason| error(&reason))
+        };
+        self.python = match Python::find(process, maps, memory) {
+            None => PythonState::None(files),
+            Some(Ok(found)) => PythonState::Ready(Box::new(found)),
+            Some(Err(refusal)) => PythonState::Refused(refusal),
+        };
+    }
+
+    fn update_java(&mut self, process: &Process, maps: &Maps) {
         let Some(library) = hotspot::library(maps) else { return };
         match &mut self.state {
             State::Ready(jvm, memory) => {
@@ -157,15 +212,33 @@ impl Managed {
     /// What the unwinder needs.
     #[must_use]
     pub fn code(&self) -> ManagedCode {
+        let python = match &self.python {
+            PythonState::Ready(ready) => Some(ready.0.record()),
+            PythonState::Unknown | PythonState::None(_) | PythonState::Refused(_) => None,
+        };
         match &self.state {
-            State::Ready(jvm, _) => ManagedCode { mappings: jvm.mappings().collect(), hotspot: Some(jvm.record()) },
-            State::None | State::Starting(..) | State::Refused(_) => ManagedCode::default(),
+            State::Ready(jvm, _) => ManagedCode { mappings: jvm.mappings().collect(), hotspot: Some(jvm.record()), python },
+            State::None | State::Starting(..) | State::Refused(_) => ManagedCode { python, ..ManagedCode::default() },
         }
     }
 
-    /// What is known, as a sentence; `None` = there is no runtime whose frames could be named.
+    /// What is known, a sentence for each runtime whose frames could be named.
     #[must_use]
-    pub fn describe(&self) -> Option<String> {
+    pub fn describe(&self) -> Vec<String> {
+        self.describe_java().into_iter().chain(self.describe_python()).collect()
+    }
+
+    fn describe_python(&self) -> Option<String> {
+        match &self.python {
+            PythonState::Unknown | PythonState::None(_) => None,
+            PythonState::Refused(refusal) => Some(format!("Python frames are not named: {refusal}")),
+            PythonState::Ready(ready) => {
+                Some(format!("Python frames are named by function, file and line (CPython {})", ready.0.version()))
+            }
+        }
+    }
+
+    fn describe_java(&self) -> Option<String> {
         match &self.state {
             State::None => self.pending.as_ref().map(|refusal| format!("Java frames are not named: {refusal}")),
             State::Starting(..) => Some(format!("Java frames are not named yet: {}", Refusal::Starting)),
@@ -174,12 +247,34 @@ impl Managed {
         }
     }
 
-    /// Why frames of a runtime that is there cannot be named; `None` = they are, or there is none, or it is starting.
+    /// Why frames of runtimes that are there cannot be named.
     #[must_use]
-    pub fn refusal(&self) -> Option<String> {
-        match &self.state {
-            State::Refused(_) => self.describe(),
-            State::Starting(..) | State::None | State::Ready(..) => None,
+    pub fn refusals(&self) -> Vec<String> {
+        let java = if matches!(self.state, State::Refused(_)) { self.describe_java() } else { None };
+        let python = if matches!(self.python, PythonState::Refused(_)) { self.describe_python() } else { None };
+        java.into_iter().chain(python).collect()
+    }
+
+    /// A Python code object was seen.
+    pub fn define_code(&mut self, definition: cpython::Definition<'_>) {
+        if let PythonState::Ready(ready) = &mut self.python {
+            let (python, memory) = &mut **ready;
+            python.define(&*memory, definition);
+        }
+    }
+
+    /// The Python frames of the stack that is defined next.
+    pub fn hold(&mut self, hash: StackHash, frames: &[bpf::PythonFrame], end: u8) {
+        if let PythonState::Ready(ready) = &mut self.python {
+            ready.0.hold(hash, frames, end);
+        }
+    }
+
+    /// A stack's words with those of its Python frames; `None` if it has none.
+    fn with_python(&mut self, hash: StackHash, words: &[u64]) -> Option<Vec<u64>> {
+        match &mut self.python {
+            PythonState::Ready(ready) => ready.0.stack(&self.names, hash, words, self.keeps_native),
+            PythonState::Unknown | PythonState::None(_) | PythonState::Refused(_) => None,
         }
     }
 
@@ -209,23 +304,28 @@ fn describe(process: &Process, maps: &Maps, library: &crate::process::Mapping) -
     if Machine::HOST != Machine::X86_64 {
         return Err(Refusal::Library("Java frames are walked on x86-64 only".to_owned()));
     }
-    let own = Process::open(process.pid()).ok().filter(|own| own.id() == process.id());
-    let memory = own.ok_or_else(|| Refusal::Library("the process has ended".to_owned()));
-    let memory = ImageMemory::open(memory?, maps).map_err(|error| Refusal::Library(error.to_string()))?;
+    let memory = image_memory(process, maps).map_err(Refusal::Library)?;
     let starting = Starting::read(process, &memory, library)?;
     Ok((starting, memory))
 }
 
+fn image_memory(process: &Process, maps: &Maps) -> Result<ImageMemory, String> {
+    let own = Process::open(process.pid()).ok().filter(|own| own.id() == process.id());
+    let own = own.ok_or_else(|| "the process has ended".to_owned())?;
+    ImageMemory::open(own, maps).map_err(|error| error.to_string())
+}
+
 /// Looks for a process's runtimes. Returns what the unwinder needs, and sentences on what is not walked. `are_walked`: the programs can.
 #[must_use]
-pub fn refresh(managed: &SharedManaged, process: &Process, maps: &Maps, are_walked: bool) -> (ManagedCode, Option<String>) {
+pub fn refresh(managed: &SharedManaged, process: &Process, maps: &Maps, are_walked: bool) -> (ManagedCode, Vec<String>) {
     let mut managed = lock(managed);
     if !are_walked {
-        let note = hotspot::library(maps).map(|_| NOT_WALKED.to_owned());
-        return (ManagedCode::default(), note);
+        let java = hotspot::library(maps).map(|_| NOT_WALKED.to_owned());
+        let python = cpython::is_in(process, maps).then(|| PYTHON_NOT_WALKED.to_owned());
+        return (ManagedCode::default(), java.into_iter().chain(python).collect());
     }
     managed.update(process, maps);
-    (managed.code(), managed.refusal())
+    (managed.code(), managed.refusals())
 }
 
 /// Whether a frame word is of a managed frame that is not named yet.
@@ -236,11 +336,13 @@ fn is_managed(word: u64) -> bool {
 
 /// A stack's words with names in place of managed frames.
 #[must_use]
-pub fn named<'a>(managed: &SharedManaged, words: &'a [u64]) -> Cow<'a, [u64]> {
+pub fn named<'a>(managed: &SharedManaged, hash: StackHash, words: &'a [u64]) -> Cow<'a, [u64]> {
+    let mut managed = lock(managed);
+    let words = managed.with_python(hash, words).map_or(Cow::Borrowed(words), Cow::Owned);
     if !words.iter().any(|&word| is_managed(word)) {
-        return Cow::Borrowed(words);
+        return words;
     }
-    let mut words = words.to_vec();
-    lock(managed).name(&mut words);
+    let mut words = words.into_owned();
+    managed.name(&mut words);
     Cow::Owned(words)
 }

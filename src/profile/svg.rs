@@ -56,6 +56,7 @@ fn colours(profile: &Profile) -> PaletteMap {
             FrameKind::JavaInterpreted => (190, 210, 110),
             FrameKind::JavaCompiled => (90, 200, 100),
             FrameKind::JavaInlined => (100, 205, 190),
+            FrameKind::Python => (110, 160, 230),
             FrameKind::Native => continue,
         };
         colours.insert(sanitize::folded(&frame.function), Color { r, g, b });

@@ -107,6 +107,8 @@ pub struct Options {
     pub censuses: bool,
     /// At the end, determine what holds the memory that no recorded stack owns: this reads the whole heap.
     pub owners: bool,
+    /// Keep the native frames in whose place Python frames stand.
+    pub native_frames: bool,
     /// Write every event of the first process into this trace.
     pub trace: Option<trace::SharedTrace>,
 }

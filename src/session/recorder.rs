@@ -392,7 +392,7 @@ impl Recorder {
         };
         let nothing = || Inherited { ledger: Ledger::new(monotonic_ns(), StackLimits::default()), sampled: None, names: Arc::default() };
         let Inherited { ledger, sampled, names } = inherited.unwrap_or_else(nothing);
-        let managed = Managed::shared(names);
+        let managed = Managed::shared(names, self.options.native_frames);
         let mappings = process.maps().map(|maps| crate::session::report::heap::mappings_of(&maps)).unwrap_or_default();
         let mut watched = Watched::new(pid, slot, ledger, &mappings, free_at_start);
         watched.sampled = sampled;

@@ -10,11 +10,12 @@ use crate::capture::wire::{Body, Record, VmChange};
 use crate::capture::{BATCH_RECORDS, Sink, Slot};
 use crate::ledger::{Event, Ledger, SampledLedger};
 use crate::managed;
+use crate::managed::cpython::Definition;
 use crate::session::tier::exact::Watched;
 use crate::session::trace::SharedTrace;
 use crate::symbol::NamedFrames;
-use crate::units::{Addr, Pid, StackHash};
 use crate::trace::How;
+use crate::units::{Addr, Pid, StackHash};
 
 /// Events collected before the shard's lock is taken: enough that the ledger can prefetch its table's slots.
 const BATCH_EVENTS: usize = 256;
@@ -187,6 +188,14 @@ impl LedgerSink {
                 process.define_stack(hash, frames, end);
                 return;
             }
+            Body::PythonStack { hash, frames, end } => {
+                managed::lock(&process.managed).hold(hash, frames, end);
+                return;
+            }
+            Body::PythonCode { code, lines } => {
+                managed::lock(&process.managed).define_code(Definition { code, lines });
+                return;
+            }
             Body::NeedTable { pc } => Some(Notice::NeedTable { slot, pc }),
             Body::Fork { child, shares_memory } => {
                 let child = Pid(child);
@@ -219,6 +228,8 @@ impl LedgerSink {
             match record.body {
                 Body::Vm { change, stack: StackHash(0), .. } => trace.mapped(of, (record.head.tid, time_ns), change),
                 Body::Exec { .. } => trace.exec(of, (record.head.tid, time_ns)),
+                Body::Exit { .. } => trace.ended(of, time_ns),
+                Body::ThreadExit => trace.thread_end(of, (record.head.tid, time_ns)),
                 _ => {}
             }
         }
@@ -228,8 +239,6 @@ impl LedgerSink {
     }
 }
 
-                Body::Exit { .. } => trace.ended(of, time_ns),
-                Body::ThreadExit => trace.thread_end(of, (record.head.tid, time_ns)),
 impl Sink for LedgerSink {
     fn record(&mut self, record: &Record<'_>) {
         self.records += 1;
@@ -291,7 +300,14 @@ mod tests {
     fn parent(blocks_max: u64) -> (SharedShard, LedgerSink) {
         let mut watched = Watched::new(Pid(100), SLOT, Ledger::new(0, StackLimits::default()), &[], None);
         let blocks: Vec<Event<'_>> = (1..=3)
-            .map(|block| Event::Alloc { addr: Addr(block << 12), size_bytes: 10, stack: StackHash::default(), tid: 1, time_ns: 1 })
+            .map(|block| Event::Alloc {
+                addr: Addr(block << 12),
+                size_bytes: 10,
+                stack: StackHash::default(),
+                tid: 1,
+                how: Default::default(),
+                time_ns: 1,
+            })
             .collect();
         watched.apply_batch(&blocks);
         let shard = SharedShard::default();

@@ -28,6 +28,8 @@ pub struct ManagedCode {
     pub mappings: Vec<CodeMapping>,
     /// Of a HotSpot JVM, to which the mappings of kind [`MappingKind::Hotspot`] belong.
     pub hotspot: Option<bpf::Hotspot>,
+    /// Of a CPython.
+    pub python: Option<bpf::Python>,
 }
 
 impl ManagedCode {
@@ -62,7 +64,7 @@ pub fn bias_of(segments: &[Segment], begin: u64, offset: u64) -> Option<u64> {
 
 /// The blocks of a process's mapping table, and the number of mappings that were omitted.
 #[must_use]
-pub fn to_blocks(mappings: &[CodeMapping], hotspot: Option<&bpf::Hotspot>) -> (Vec<u8>, usize) {
+pub fn to_blocks(mappings: &[CodeMapping], hotspot: Option<&bpf::Hotspot>, python: Option<&bpf::Python>) -> (Vec<u8>, usize) {
     let mut sorted = mappings.to_vec();
     sorted.sort_by_key(|mapping| mapping.begin);
     sorted.dedup_by_key(|mapping| mapping.begin);
@@ -73,9 +75,15 @@ pub fn to_blocks(mappings: &[CodeMapping], hotspot: Option<&bpf::Hotspot>) -> (V
     for mapping in sorted.iter_mut().filter(|mapping| mapping.kind == MappingKind::Hotspot) {
         mapping.file = u32::try_from(blocks).unwrap_or(u32::MAX);
     }
-    let mut bytes = vec![0; (blocks + usize::from(hotspot.is_some())) * BLOCK_BYTES];
+    let of_python = blocks + usize::from(hotspot.is_some());
+    let mut bytes = vec![0; (of_python + usize::from(python.is_some())) * BLOCK_BYTES];
     let mut put = put_blocks(&mut bytes);
-    put(bpf::MappingsHeader { mappings: u32::try_from(sorted.len()).unwrap_or(0), pad: 0, asked: 0 }.as_bytes());
+    let header = bpf::MappingsHeader {
+        mappings: u32::try_from(sorted.len()).unwrap_or(0),
+        python: python.map_or(0, |_| u32::try_from(of_python).unwrap_or(0)),
+        asked: 0,
+    };
+    put(header.as_bytes());
     for mappings in sorted.chunks(MAPPINGS_PER_BLOCK) {
         // The search uses `begin` only: unused entries are above every address.
         let unused = bpf::Mapping { begin: u64::MAX, end: u64::MAX, bias: 0, file: 0, kind: MappingKind::NoCfi as u32 };
@@ -87,6 +95,9 @@ pub fn to_blocks(mappings: &[CodeMapping], hotspot: Option<&bpf::Hotspot>) -> (V
     }
     if let Some(hotspot) = hotspot {
         put(hotspot.as_bytes());
+    }
+    if let Some(python) = python {
+        put(python.as_bytes());
     }
     drop(put);
     (bytes, left_out)
@@ -104,7 +115,7 @@ mod tests {
 
     #[test]
     fn mappings_are_sorted_and_unused_entries_are_above_every_address() {
-        let (bytes, left_out) = to_blocks(&[mapping(0x9000), mapping(0x3000), mapping(0x5000)], None);
+        let (bytes, left_out) = to_blocks(&[mapping(0x9000), mapping(0x3000), mapping(0x5000)], None, None);
         assert_eq!((bytes.len(), left_out), (2 * BLOCK_BYTES, 0));
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         assert_eq!(word(0), 3);
@@ -118,7 +129,7 @@ mod tests {
         let own = CodeMapping { begin: 0x4000, end: 0x6000, bias: 1, file: 0, kind: MappingKind::Hotspot };
         let jit = |begin, end| CodeMapping { begin, end, bias: 0, file: 0, kind: MappingKind::Jit };
         let mut mappings = vec![jit(0x1000, 0x2000), jit(0x3000, 0x4800), jit(0x5000, 0x5800), jit(0x5900, 0x7000)];
-        ManagedCode { mappings: vec![own], hotspot: None }.replace_in(&mut mappings);
+        ManagedCode { mappings: vec![own], hotspot: None, python: None }.replace_in(&mut mappings);
         mappings.sort_by_key(|mapping| mapping.begin);
         assert_eq!(mappings, [jit(0x1000, 0x2000), jit(0x3000, 0x4000), own, jit(0x6000, 0x7000)]);
     }
@@ -126,7 +137,7 @@ mod tests {
     #[test]
     fn mappings_beyond_the_limit_are_omitted_and_counted() {
         let many: Vec<CodeMapping> = (0..MAPPINGS_MAX as u64 + 5).map(|i| mapping(0x10_0000 + i * 0x2000)).collect();
-        assert_eq!(to_blocks(&many, None).1, 5);
+        assert_eq!(to_blocks(&many, None, None).1, 5);
     }
 
     #[test]

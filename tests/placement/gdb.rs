@@ -112,7 +112,7 @@ fn call(callee: &Callee<'_>) -> String {
     }
     for (index, value) in [
         (shape.size, "640"),
-        (shape.count, "3"),
+        (shape.count, if shape.is_aligned { "64" } else { "3" }),
         (shape.pointer, if shape.op == Op::PosixMemalign { "(long)&block" } else { "(long)block" }),
     ] {
         if let Some(index) = index {

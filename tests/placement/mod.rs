@@ -226,7 +226,7 @@ mod rules {
     fn long_nops_and_prefixed_branches_are_sites_only_where_the_kernel_emulates_them() {
         let nop = [0x0f, 0x1f, 0x40, 0, 0xc3];
         assert_eq!(placed(&nop, "malloc").reason, Reason::ControlFlow);
-        let shape = Shape { op: Op::Alloc, size: Some(0), count: None, pointer: None };
+        let shape = Shape { op: Op::Alloc, size: Some(0), count: None, pointer: None, is_aligned: false };
         assert_eq!(place(&nop, 0, shape, Emulation { long_nops: true }, |_| false).reason, Reason::Emulated);
         // The five-byte one is a call to the kernel since 6.18, which forked children do not survive.
         let call_nop = [0x0f, 0x1f, 0x44, 0, 0, 0xc3];

@@ -91,7 +91,7 @@ fn world_of(maps: &str, texts: Vec<(u64, Vec<u8>)>) -> World {
         code.push(CodeMapping { begin, end, bias, file: files.len() as u32, kind: MappingKind::File });
         files.push(CodeFile { path, bytes: Arc::new(bytes), mapped: vec![(begin, end, offset)] });
     }
-    World { files, tables, mappings: words(&mappings::to_blocks(&code, None).0), texts }
+    World { files, tables, mappings: words(&mappings::to_blocks(&code, None, None).0), texts }
 }
 
 fn addresses(frames: &[u64]) -> Vec<u64> {

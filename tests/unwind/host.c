@@ -109,6 +109,7 @@ static __u64 fp_resolve_trampoline(__u64 pc, __u64 slot)
 	return 0;
 }
 
+#include "../../bpf/cpython.bpf.h"
 #include "../../bpf/unwind.bpf.h"
 
 /* Bytes of a thread's state, to be zeroed by the caller. */
@@ -139,4 +140,31 @@ void host_unwind(const struct host_world *seen, void *state, struct pt_regs *reg
 	out->end = walk->end;
 	out->repeated = walk->repeated;
 	memcpy(out->frames, fp_word_at(walk, walk->now, 0), sizeof(out->frames));
+}
+
+__u64 host_python_bytes(void)
+{
+	return sizeof(struct fp_python_walk);
+}
+
+struct host_python {
+	__u64 hash;
+	__u32 len;
+	__u32 end;
+	struct fp_python_frame frames[FP_PYTHON_FRAMES_MAX];
+};
+
+/* The Python frames of the thread that was walked last, whose own pointer is self. */
+void host_python(const struct host_world *seen, void *state, void *python_state, __u64 self, struct host_python *out)
+{
+	struct fp_python_walk *python = python_state;
+	struct fp_walk *walk = state;
+
+	world = seen;
+	python->layout = *(const struct fp_python *)&world->mappings.blocks[walk->python];
+	fp_python_add(walk, python, self);
+	out->hash = walk->hash;
+	out->len = python->len;
+	out->end = python->end;
+	memcpy(out->frames, python->frames, sizeof(out->frames));
 }

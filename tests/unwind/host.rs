@@ -4,6 +4,7 @@ use std::ffi::{CString, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command;
 
+use fragprof::bpf::{PYTHON_FRAMES_MAX, PythonFrame};
 use fragprof::machine::Machine;
 use fragprof::unwind::End;
 use tempfile::TempDir;
@@ -60,17 +61,42 @@ struct HostStack {
     frames: [u64; 128],
 }
 
+#[repr(C)]
+struct HostPython {
+    hash: u64,
+    len: u32,
+    end: u32,
+    frames: [PythonFrame; PYTHON_FRAMES_MAX as usize],
+}
+
+type ReadPython = unsafe extern "C" fn(*const HostWorld, *mut u64, *mut u64, u64, *mut HostPython);
 type Unwind = unsafe extern "C" fn(*const HostWorld, *mut u64, *mut PtRegs, *mut HostStack);
 
 /// The shared object, loaded.
 pub struct Host {
     unwind: Unwind,
+    python: ReadPython,
     state_bytes: usize,
+    python_bytes: usize,
     _directory: TempDir,
 }
 
 /// A thread's state, which the kernel keeps in task storage.
-pub struct Thread(Vec<u64>);
+pub struct Thread {
+    walk: Vec<u64>,
+    python: Vec<u64>,
+}
+
+/// The Python frames of a thread.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Python {
+    /// Of the native frames and these.
+    pub hash: u64,
+    /// `enum fp_python_end`.
+    pub end: u32,
+    /// Innermost first.
+    pub frames: Vec<PythonFrame>,
+}
 
 impl Host {
     /// Compiles it for stacks of a machine, and loads it.
@@ -96,40 +122,62 @@ impl Host {
             address
         };
         // SAFETY: the signature in host.c.
+        let python_bytes = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(symbol(c"host_python_bytes"))() };
+        // SAFETY: the signature in host.c, with the structs mirrored above.
+        let python = unsafe { std::mem::transmute::<*mut c_void, ReadPython>(symbol(c"host_python")) };
+        // SAFETY: the signature in host.c.
         let state_bytes = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(symbol(c"host_state_bytes"))() };
         // SAFETY: the signature in host.c, with the structs mirrored above.
         let unwind = unsafe { std::mem::transmute::<*mut c_void, Unwind>(symbol(c"host_unwind")) };
-        Self { unwind, state_bytes: state_bytes as usize, _directory: directory }
+        Self { unwind, python, state_bytes: state_bytes as usize, python_bytes: python_bytes as usize, _directory: directory }
     }
 
     /// State of a thread that was never walked.
     pub fn thread(&self) -> Thread {
-        Thread(vec![0; self.state_bytes.div_ceil(8)])
+        Thread { walk: vec![0; self.state_bytes.div_ceil(8)], python: vec![0; self.python_bytes.div_ceil(8)] }
     }
 
     /// Walks a recorded stack. Also returns how many of its steps were repeated from the thread's last walk.
     pub fn unwind(&self, thread: &mut Thread, world: &World, recording: &Recording) -> (Stack, u32) {
-        let regions: Vec<HostRegion> = recording
-            .regions
-            .iter()
-            .chain(&world.texts)
-            .map(|(begin, bytes)| HostRegion { begin: *begin, length: bytes.len() as u64, bytes: bytes.as_ptr() })
-            .collect();
-        let blocks = |bytes: &Vec<u64>| HostBlocks { blocks: bytes.as_ptr().cast(), length: bytes.len() as u64 / 32 };
-        let tables: Vec<HostBlocks> = world.tables.iter().map(blocks).collect();
-        let seen = HostWorld {
-            regions: regions.as_ptr(),
-            region_count: regions.len() as u64,
-            tables: tables.as_ptr(),
-            table_count: tables.len() as u64,
-            mappings: blocks(&world.mappings),
-            generation: 1,
-        };
         let mut regs = recording.regs;
         let mut out = HostStack { hash: 0, need_pc: 0, len: 0, end: 0, repeated: 0, pad: 0, frames: [0; 128] };
-        // SAFETY: all pointers are to live memory of the lengths given, and the state is as long as the object requested.
-        unsafe { (self.unwind)(&raw const seen, thread.0.as_mut_ptr(), &raw mut regs, &raw mut out) };
+        seen(world, recording, |seen| {
+            // SAFETY: all pointers are to live memory of the lengths given, and the state is as long as the object requested.
+            unsafe { (self.unwind)(seen, thread.walk.as_mut_ptr(), &raw mut regs, &raw mut out) };
+        });
         let frames = out.frames[..out.len as usize].to_vec();
         (Stack { hash: out.hash, walks: 0, end: End::from_wire(out.end as u8).unwrap(), frames }, out.repeated)
     }
+
+    /// Reads the Python frames of the thread that was walked last. `own`: the thread's own pointer.
+    pub fn python(&self, thread: &mut Thread, world: &World, recording: &Recording, own: u64) -> Python {
+        let none = PythonFrame { code: 0, instruction: 0, native: 0, flags: 0 };
+        let mut out = HostPython { hash: 0, len: 0, end: 0, frames: [none; PYTHON_FRAMES_MAX as usize] };
+        seen(world, recording, |seen| {
+            // SAFETY: as above.
+            unsafe { (self.python)(seen, thread.walk.as_mut_ptr(), thread.python.as_mut_ptr(), own, &raw mut out) };
+        });
+        Python { hash: out.hash, end: out.end, frames: out.frames[..out.len as usize].to_vec() }
+    }
+}
+
+/// Passes what the helpers of the object see.
+fn seen(world: &World, recording: &Recording, walk: impl FnOnce(*const HostWorld)) {
+    let regions: Vec<HostRegion> = recording
+        .regions
+        .iter()
+        .chain(&world.texts)
+        .map(|(begin, bytes)| HostRegion { begin: *begin, length: bytes.len() as u64, bytes: bytes.as_ptr() })
+        .collect();
+    let blocks = |bytes: &Vec<u64>| HostBlocks { blocks: bytes.as_ptr().cast(), length: bytes.len() as u64 / 32 };
+    let tables: Vec<HostBlocks> = world.tables.iter().map(blocks).collect();
+    let seen = HostWorld {
+        regions: regions.as_ptr(),
+        region_count: regions.len() as u64,
+        tables: tables.as_ptr(),
+        table_count: tables.len() as u64,
+        mappings: blocks(&world.mappings),
+        generation: 1,
+    };
+    walk(&raw const seen);
 }

@@ -124,7 +124,7 @@ impl Jvm {
     fn world(&self) -> World {
         let native = CodeMapping { begin: NATIVE, end: NATIVE + 0x1000, bias: 0, file: 0, kind: MappingKind::Jit };
         let own = CodeMapping { begin: CODE, end: CODE + CODE_BYTES, bias: SEGMENTS, file: 0, kind: MappingKind::Hotspot };
-        let (blocks, _) = to_blocks(&[native, own], Some(&self.record));
+        let (blocks, _) = to_blocks(&[native, own], Some(&self.record), None);
         let texts = vec![(CODE, self.code.clone()), (SEGMENTS, self.segments.clone()), (NATIVE, vec![0; 0x1000])];
         World { files: Vec::new(), tables: Vec::new(), mappings: words(&blocks), texts }
     }

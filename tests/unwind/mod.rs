@@ -7,5 +7,6 @@ mod hotspot;
 mod lab;
 mod live;
 mod oracle;
+mod python;
 mod recorded;
 mod recording;

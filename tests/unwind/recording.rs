@@ -122,7 +122,7 @@ impl World {
             let bias = mappings::bias_of(&segments, begin, offset).unwrap_or(0);
             code.push(CodeMapping { begin, end, bias, file: file as u32, kind });
         }
-        Self { files, tables, mappings: words(&mappings::to_blocks(&code, None).0), texts }
+        Self { files, tables, mappings: words(&mappings::to_blocks(&code, None, None).0), texts }
     }
 
     /// Addresses as file and offset, one per line.

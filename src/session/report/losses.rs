@@ -21,6 +21,7 @@ const LOSSES: [bpf::Counter; 11] = [
     bpf::Counter::NotFollowed,
     bpf::Counter::UnknownSite,
     bpf::Counter::LostContents,
+    bpf::Counter::PythonUnread,
 ];
 
 /// Calls in progress when the recording ends, whose returns are not awaited: at most this many, and at most the number of calls recorded.

@@ -80,7 +80,7 @@ impl Watched {
             growth: GrowthSpace::default(),
             free_at_start,
             grown_bytes: 0,
-            managed: Managed::shared(Arc::default()),
+            managed: Managed::shared(Arc::default(), false),
         }
     }
 
@@ -147,7 +147,7 @@ impl Watched {
 
     /// Defines a stack's frames.
     pub fn define_stack(&mut self, hash: StackHash, frames: &[u64], end: u8) {
-        let frames = &*managed::named(&self.managed, frames);
+        let frames = &*managed::named(&self.managed, hash, frames);
         match &mut self.sampled {
             Some(sampled) => sampled.define_stack(hash, frames, end),
             None => self.ledger.apply(&Event::DefineStack { hash, frames, end }),

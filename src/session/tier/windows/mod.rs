@@ -94,6 +94,8 @@ pub struct Options {
     pub period_min_s: f64,
     /// Keep a ledger of large blocks all the time, if the allocator has sites that only they reach and the budget allows it.
     pub large_blocks: bool,
+    /// Keep the native frames in whose place Python frames stand.
+    pub native_frames: bool,
     /// Directory that keeps the sites found in C libraries between runs; `None` = they are not kept.
     pub sites_store: Option<PathBuf>,
 }
@@ -108,6 +110,7 @@ impl Default for Options {
             tables_bytes: capture::TABLES_BYTES,
             period_min_s: PERIOD_MIN_S,
             large_blocks: true,
+            native_frames: false,
             sites_store: None,
         }
     }
@@ -224,7 +227,7 @@ impl Governed {
         let flags = bpf::TARGET_VM | bpf::TARGET_STACKS | bpf::TARGET_GOVERNED | bpf::TARGET_GROWTH;
         let slot = self.session.capture.add_target(pid, &self.ring, TargetFlags(flags))?;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
-        let managed = Managed::shared(Arc::default());
+        let managed = Managed::shared(Arc::default(), self.options.native_frames);
         let mut state = ProcessState::new(slot, &mappings, heap, monotonic_ns());
         state.managed = Arc::clone(&managed);
         lock(&self.states).of.insert(slot.index, state);
@@ -333,10 +336,10 @@ impl Governed {
         for target in targets.values_mut() {
             target.advance(&self.tools());
         }
+        self.targets = targets;
         let lost = self.notices_lost.load(Ordering::Relaxed);
         if lost != self.notices_lost_seen {
             self.notices_lost_seen = lost;
-        self.targets = targets;
             self.looked.clear();
             for slot in self.targets.keys().copied().collect::<Vec<_>>() {
                 self.look(slot);
@@ -487,10 +490,10 @@ impl Governed {
             }
             read_perf_map(&mut target.space, &target.process);
         }
+        self.targets = targets;
         let now_s = self.now_s();
         let facts = profile::Facts {
             started_at: self.started_at,
-        self.targets = targets;
             // The counters first: a record that is counted and not read yet may still be in the ring.
             counters: self.session.capture.counters(&self.ring).unwrap_or_default(),
             read: self.ring.read(),

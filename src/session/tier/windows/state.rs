@@ -13,6 +13,7 @@ use crate::governor::retention::{ContentSample, has_words};
 use crate::heap::extents::{Extents, Mapping, VmEvent};
 use crate::heap::residency::{PAGE_BYTES, page_down};
 use crate::ledger::{Event, Ledger, NO_STACK, StackLimits};
+use crate::managed::cpython::Definition;
 use crate::managed::{self, Managed, SharedManaged};
 use crate::session::report::heap::HeapBytes;
 use crate::session::tier::exact::vm_event;
@@ -96,7 +97,7 @@ impl ProcessState {
             touches_elsewhere: 0,
             free_bytes: heap.free,
             live_bytes: heap.live,
-            managed: Managed::shared(Arc::default()),
+            managed: Managed::shared(Arc::default(), false),
         }
     }
 
@@ -116,9 +117,17 @@ impl ProcessState {
         self.stacks.stack_id(hash).unwrap_or(NO_STACK)
     }
 
-    fn define_stack(&mut self, hash: StackHash, frames: &[u64], end: u8) {
-        let frames = &*managed::named(&self.managed, frames);
-        self.stacks.apply(&Event::DefineStack { hash, frames, end });
+    /// Applies a record that defines a stack, or what one refers to.
+    fn define(&mut self, body: &Body<'_>) {
+        match *body {
+            Body::Stack { hash, frames, end } => {
+                let frames = &*managed::named(&self.managed, hash, frames);
+                self.stacks.apply(&Event::DefineStack { hash, frames, end });
+            }
+            Body::PythonStack { hash, frames, end } => managed::lock(&self.managed).hold(hash, frames, end),
+            Body::PythonCode { code, lines } => managed::lock(&self.managed).define_code(Definition { code, lines }),
+            _ => {}
+        }
     }
 
     /// Applies a record.
@@ -165,7 +174,7 @@ impl ProcessState {
                     window.born(addr.0, words, known);
                 }
             }
-            Body::Stack { hash, frames, end } => self.define_stack(hash, frames, end),
+            Body::Stack { .. } | Body::PythonStack { .. } | Body::PythonCode { .. } => self.define(&record.body),
             Body::Vm { change: VmChange::Touch { addr, touches }, stack, .. } => self.touch(addr, touches, stack),
             Body::Vm { change, stack, .. } => self.changed(change, stack, time_ns),
             _ => {}
@@ -174,9 +183,7 @@ impl ProcessState {
 
     /// Applies a record of the size-selective probes.
     fn apply_large(&mut self, record: &Record<'_>, time_ns: u64) {
-        if let Body::Stack { hash, frames, end } = record.body {
-            self.define_stack(hash, frames, end);
-        }
+        self.define(&record.body);
         // Records sent before these probes were attached belong to an earlier trial.
         let Some(large) = self.large.as_mut().filter(|large| time_ns >= large.since_ns) else { return };
         let tid = record.head.tid;
