@@ -240,11 +240,18 @@ fn a_leak_under_a_thousand_times_its_churn_comes_first() {
     }
     let _alone = serial();
     let program = Busy::start(&["40", "1000"]);
-    // Equivalent to two minutes at 1 %: a tenth of the time at ten times the budget.
-    let recording = Governed::attach(program.pid(), "10%");
-    std::thread::sleep(Duration::from_secs(12));
-    let report = recording.report();
-    assert_eq!(site(&report["stacks"][0]), Some("site_leak"), "{}", report["governed"]);
+    // Equivalent to two minutes at 1 %: a tenth of the time at ten times the budget. Windows are drawn at random: a recording may have short
+    // ones only, in which nothing is known to survive, and says so.
+    for _ in 0..4 {
+        let recording = Governed::attach(program.pid(), "10%");
+        std::thread::sleep(Duration::from_secs(12));
+        let report = recording.report();
+        if report["governed"][0]["effective_windows"].as_f64() >= Some(1.0) {
+            assert_eq!(site(&report["stacks"][0]), Some("site_leak"), "{}", report["governed"]);
+            return;
+        }
+    }
+    panic!("no recording had a window in which survivors show");
 }
 
 #[test]

@@ -80,7 +80,9 @@ fn memcheck_loses_the_same_blocks_of_each_kind() {
         let lost = theirs.get(kind.as_str()).copied().unwrap_or(0);
         assert!(lost.abs_diff(*found) * 100 <= *all, "{kind}: {found} here, {lost} of {all} there");
     }
-    assert_eq!(theirs.iter().filter(|(kind, _)| kind.starts_with("leak-")).map(|(_, blocks)| blocks).sum::<u64>(), 10_000);
+    // An old word of a stack or a register may point to one.
+    let leaked = theirs.iter().filter(|(kind, _)| kind.starts_with("leak-")).map(|(_, blocks)| blocks).sum::<u64>();
+    assert!((9_990..=10_000).contains(&leaked), "{theirs:?}");
 }
 
 /// Usable bytes of glibc's block for a request (malloc.c, `request2size`).
