@@ -17,6 +17,7 @@ use fragprof::retention::holdings::Holdings;
 use fragprof::retention::owners::census;
 use fragprof::retention::scans::{Plan, scan};
 use fragprof::units::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Blocks of the index whose look-ups are timed.
 const INDEXED: u64 = 6_000_000;
@@ -145,8 +146,16 @@ fn owners(memory: &LiveMemory, pid: u32, live_blocks: f64) {
     );
 }
 
-/// Operations of a busy program with and without a reader, alternating.
+/// Binds the calling thread, and the processes that it starts, to one CPU.
+fn bind(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).unwrap();
+}
+
+/// Operations of a busy program on one CPU with and without a reader on another, alternating.
 fn loss() {
+    bind(0);
     let mut command = Command::new(build("tests/leaks/truth.c"));
     command.args(["/dev/null", "1", "0"]);
     let mut target = start(command);
@@ -170,6 +179,7 @@ fn loss() {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
+                bind(1);
                 let memory = LiveMemory::open(Process::open(Pid(pid)).unwrap()).unwrap();
                 let plan = Plan { looks: 40, interval: Duration::ZERO, ..Plan::default() };
                 drop(scan(&memory, (pid, "truth"), plan, None, &mut LayoutCache::default()));

@@ -43,6 +43,11 @@ impl Bits {
         self.0.get(block as usize / 64).is_some_and(|word| word >> (block % 64) & 1 == 1)
     }
 
+    /// The blocks whose bits are set.
+    pub fn ones(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
+        (0..self.0.len() as u32 * 64).filter(|&block| self.get(block))
+    }
+
     /// Sets a block's bit; whether it was 0.
     #[inline]
     pub fn set(&mut self, block: u32) -> bool {

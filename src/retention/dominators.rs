@@ -14,7 +14,7 @@ pub struct Dominators {
     pub of: Vec<u32>,
     /// Blocks in the order of a depth-first search: dominators before what they dominate. The root is the first.
     pub order: Vec<u32>,
-    /// Most memory that the computation took at a time, in addition to the graph's at its start.
+    /// Most memory that the graph and the computation took at a time.
     pub peak_bytes: usize,
 }
 
@@ -31,26 +31,41 @@ impl Dominators {
 pub fn dominators(graph: Graph, roots: &[u32]) -> Dominators {
     let root = graph.len() as u32;
     let graph_bytes = graph.bytes();
-    let (number, order, parent) = search(&graph, roots, root);
-    let count = order.len();
+    let Search { number, count, stack_bytes } = search(&graph, roots, root);
+    let number_bytes = number.capacity() * 4;
     let at = |list: &[u32], place: u32| list.get(place as usize).copied().unwrap_or(0);
     let mut is_root = Bits::of(count);
     for &block in roots.iter().filter(|&&block| block < root) {
         is_root.set(at(&number, block));
     }
     // From here on blocks are called by their places in the search, so that the pointers are read in the order in which they lie.
-    let reverse = graph.into_reversed(&number, count);
-    let (ordered_bytes, number_bytes) = ((order.capacity() + parent.capacity()) * 4, number.capacity() * 4);
+    let (pointers, turning_bytes) = graph.into_predecessors(&number, count);
+    let mut order = vec![root; count];
+    for (block, &place) in number.iter().enumerate() {
+        if let Some(own) = order.get_mut(place as usize) {
+            *own = block as u32;
+        }
+    }
     drop(number);
-    let peak_bytes = ordered_bytes + reverse.bytes() + number_bytes.max((3 * 4 * count + is_root.bytes()).saturating_sub(graph_bytes));
+    let computing_bytes = pointers.bytes() + (order.capacity() + 4 * count) * 4;
+    let peak_bytes = is_root.bytes() + (graph_bytes + number_bytes + stack_bytes).max(turning_bytes + number_bytes).max(computing_bytes);
+    // The parent in a depth-first search is the last one that precedes a block among those that point to it: an earlier one that was
+    // searched to its end would have reached the block itself. Where nothing precedes, it is the root.
+    let mut parent = vec![0; count];
+    for (place, from) in pointers.backwards() {
+        if let Some(parent) = parent.get_mut(place as usize) {
+            *parent = from.filter(|&from| from < place).max().unwrap_or(0);
+        }
+    }
     let mut semi = vec![0; count];
     // The least semidominator on the way up, as far as the way has been followed.
     let mut least = vec![0; count];
     let mut ancestor = parent.clone();
     let mut path: Vec<u32> = Vec::new();
-    for place in (1..count as u32).rev() {
-        let mut own = if is_root.get(place) { 0 } else { at(&parent, place) };
-        for &from in reverse.of(place) {
+    // What nothing points to is a root, whose semidominator is 0.
+    for (place, pointing) in pointers.backwards() {
+        let mut own = if is_root.get(place) { 0 } else { NONE };
+        for from in pointing {
             let candidate = if from <= place {
                 from
             } else {
@@ -63,7 +78,7 @@ pub fn dominators(graph: Graph, roots: &[u32]) -> Dominators {
             (*semi, *least) = (own, own);
         }
     }
-    drop((least, ancestor, reverse));
+    drop((least, ancestor, pointers));
     let mut dominator = parent;
     for place in 1..count {
         let mut up = dominator.get(place).copied().unwrap_or(0);
@@ -87,36 +102,43 @@ pub fn dominators(graph: Graph, roots: &[u32]) -> Dominators {
     Dominators { of, order, peak_bytes }
 }
 
-/// Depth first from the root: each block's place in the search, the blocks in that order, and each one's parent by place.
-fn search(graph: &Graph, roots: &[u32], root: u32) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+/// The order of a depth-first search.
+struct Search {
+    /// Each block's place, [`NONE`] where no root leads to; the root's, 0, is the last entry.
+    number: Vec<u32>,
+    /// Number of places.
+    count: usize,
+    /// Most memory that the stack took.
+    stack_bytes: usize,
+}
+
+/// Depth first from the root.
+fn search(graph: &Graph, roots: &[u32], root: u32) -> Search {
     let mut number = vec![NONE; graph.len() + 1];
-    let (mut order, mut parent) = (Vec::with_capacity(graph.len() + 1), Vec::with_capacity(graph.len() + 1));
-    order.push(root);
-    parent.push(0u32);
-    if let Some(own) = number.last_mut() {
+    if let Some(own) = number.get_mut(root as usize) {
         *own = 0;
     }
+    let mut count = 1;
     let mut stack: Vec<(u32, u32)> = Vec::new();
     let mut roots = roots.iter();
     loop {
-        let (block, from) = match stack.last_mut() {
+        let block = match stack.last_mut() {
             Some((block, next)) => {
                 let Some(&to) = graph.of(*block).get(*next as usize) else {
                     stack.pop();
                     continue;
                 };
                 *next += 1;
-                (to, number.get(*block as usize).copied().unwrap_or(0))
+                to
             }
             None => match roots.next() {
-                Some(&start) => (start, 0),
-                None => return (number, order, parent),
+                Some(&start) => start,
+                None => return Search { number, count: count as usize, stack_bytes: stack.capacity() * 8 },
             },
         };
         if let Some(own) = number.get_mut(block as usize).filter(|own| **own == NONE) {
-            *own = order.len() as u32;
-            order.push(block);
-            parent.push(from);
+            *own = count;
+            count += 1;
             stack.push((block, 0));
         }
     }

@@ -9,7 +9,7 @@ use super::areas::{Areas, Class};
 use super::blocked::blocked;
 use super::blocks::{Blocks, Own};
 use super::dominators::{Dominators, NONE, dominators};
-use super::graph::{FirstReached, GraphBuilder, Root};
+use super::graph::{BLOCKS_MAX, FirstReached, GraphBuilder, Root};
 use super::pass::read_pointers;
 use super::pinned::pinned;
 use super::reader::Reader;
@@ -113,6 +113,10 @@ impl Holdings {
         if blocks.index.is_empty() {
             return Err(ScanError::no_blocks(pid, &taken.census));
         }
+        let count = blocks.index.len() as u64;
+        if count > BLOCKS_MAX {
+            return Err(ScanError::TooMany { blocks: count, limit: BLOCKS_MAX });
+        }
         let mut own = Own::of(memory, &taken.heaps);
         let heap = all_own_ranges(&taken.heaps);
         let mut areas = Areas::of(memory, &heap)?;
@@ -141,16 +145,19 @@ impl Holdings {
         let (graph, roots) = builder.finish();
         groups.push(groups.last().map_or(0, |group| group.end)..roots.len());
         let trait_objects = memory.maps().map(|maps| TraitObjects::find(memory, &maps, &areas, &blocks.index, pace)).unwrap_or_default();
-        let reached = FirstReached::of(&graph, &roots, &groups);
-        let lasting_bytes = blocks.bytes() + reached.bytes() + roots.capacity() * size_of::<Root>() + trait_objects.bytes();
-        let graph_bytes = graph.bytes();
+        let mut reached = FirstReached::of(&graph, &roots, &groups);
+        let chunk_bytes: usize = taken.heaps.iter().map(|heap| heap.chunks.table_bytes()).sum();
+        let lasting_bytes = chunk_bytes + blocks.bytes() + roots.capacity() * size_of::<Root>() + trait_objects.bytes();
+        let searching_bytes = reached.bytes();
         let mut clock = Clock::start();
         let tree = dominators(graph, &roots.iter().map(|root| root.block).collect::<Vec<_>>());
         let dominators_s = clock.lap();
+        reached.find_origins(&roots);
         let pinned = pinned(memory, &taken.heaps, &blocks);
         let blocked = blocked(memory, &taken.heaps, &blocks);
         let retained = Retained::sum(&tree, &blocks, &pinned);
-        let table_bytes = lasting_bytes + (graph_bytes + tree.peak_bytes).max(tree.bytes() + pinned.capacity() * 4 + retained.bytes());
+        let summing_bytes = reached.bytes() + tree.bytes() + pinned.capacity() * 4 + retained.bytes();
+        let table_bytes = lasting_bytes + (searching_bytes + tree.peak_bytes).max(summing_bytes);
         let runtimes = &taken.census.runtimes;
         Ok(Self {
             retained,

@@ -70,6 +70,14 @@ pub enum ScanError {
         /// The limit.
         limit_bytes: u64,
     },
+    /// There are more blocks than a graph can hold.
+    #[error("it has {blocks} blocks, and the pointers of at most {limit} can be kept")]
+    TooMany {
+        /// Blocks, free ones included.
+        blocks: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// There is no heap whose blocks are known.
     #[error("process {pid} has no malloc heap whose blocks are known: {reason}")]
     NoBlocks {
