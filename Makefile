@@ -9,7 +9,7 @@ CONTAINER_PACKAGES := podman runc containerd buildah docker.io busybox-static
 # What the build and the demo need in addition to Rust; the tests also need TEST_PACKAGES.
 BUILD_PACKAGES := clang gcc g++ make pkg-config libelf-dev zlib1g-dev linux-libc-dev
 TEST_PACKAGES := redis-server nginx-light redis-tools libjemalloc2 libjemalloc-dev libtcmalloc-minimal4 libgoogle-perftools-dev libmimalloc2.0 \
-	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go php-cli ruby util-linux protobuf-compiler prometheus openssl podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl postgresql \
+	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go php-cli ruby util-linux protobuf-compiler prometheus openssl podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl postgresql heaptrack \
 	strace gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
 
 .PHONY: help
@@ -128,7 +128,7 @@ bench-unwind: deps ## measure the unwind tables of every file under /usr
 	$(CARGO) bench --bench unwind
 
 .PHONY: bench-whatif
-bench-whatif: test-deps ## compare predictions of whatif with programs really run so, and write the table of docs/whatif.md (10 minutes)
+bench-whatif: test-deps ## compare predictions of whatif with programs really run so (PROGRAMS=perl,php: only those; 15 minutes); writes docs/whatif.md
 	FRAGPROF_BLESS=1 $(CARGO) test --release --test integration figures_of_predictions -- --ignored --nocapture
 
 .PHONY: bench-sampler

@@ -22,6 +22,7 @@ pub mod past;
 mod progress;
 pub mod reachability;
 mod record;
+mod replaying;
 pub mod report;
 pub mod run;
 pub mod sites;
@@ -30,6 +31,8 @@ pub mod top;
 pub mod trim;
 mod values;
 pub mod whatif;
+mod whatif_json;
+mod whatif_page;
 mod whatif_text;
 
 use std::io::IsTerminal as _;

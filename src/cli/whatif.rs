@@ -1,9 +1,7 @@
 //! `fragprof whatif`: a recorded trace, replayed under other allocators and settings.
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -11,23 +9,17 @@ use clap::Args;
 use serde::Serialize;
 
 use super::help::examples;
-use super::output;
-use super::progress::{self, Said};
 use super::record::parse_duration;
-use super::whatif_text::{best, patch, write_report};
-use crate::census::LayoutCache;
+use super::replaying::Replayer;
+use super::whatif_page::page;
+use super::whatif_text::{patch, write_report};
+use super::{output, whatif_json};
 use crate::error::{ExitStatus, Failed};
 use crate::replay::causes::{self, Cause, Saved};
 use crate::replay::curves::{self, Curve};
-use crate::replay::forecast::{self, END_TO, REFUSED_PERCENT};
-use crate::replay::{Blocks, Calibration, Figures, Limits, Prediction, Replay, ReplayError, Scenario, Setting, Survey, replay};
-use crate::sanitize::terminal;
+use crate::replay::forecast::{self, REFUSED_PERCENT, pick};
+use crate::replay::{Blocks, Calibration, Enough, Figures, Prediction, Replay, Scenario, Setting, Survey};
 use crate::units::{HumanBytes, counted};
-
-/// Censuses of each replay, beside those at the times of the recording's own.
-const CENSUSES: u64 = 8;
-/// Of the recording's own, so many are compared at most.
-const COMPARED_MAX: usize = 48;
 
 /// Replay a recorded trace under other allocators and settings, and predict the resident memory under each
 ///
@@ -71,6 +63,9 @@ pub struct WhatifArgs {
     /// Draw the resident memory over time into this file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+    /// Write a page with the table and the curves into this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
     /// Write what sets the best into this file, as a patch of a Kubernetes Deployment
     #[arg(long, value_name = "FILE")]
     pub patch: Option<PathBuf>,
@@ -82,20 +77,20 @@ pub struct WhatifArgs {
     pub json: bool,
 }
 
-/// What `--json` prints.
-#[derive(Debug, Serialize)]
+/// The result.
+#[derive(Debug)]
 pub(super) struct Report {
     pub(super) trace: Traced,
     pub(super) calibration: Calibration,
-    pub(super) calibration_percent: Option<f64>,
     pub(super) predictions: Vec<Prediction>,
     pub(super) causes: Vec<Cause>,
     pub(super) notes: Vec<String>,
     pub(super) refused: Option<String>,
+    pub(super) enough: Enough,
 }
 
 /// What the trace contains.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Traced {
     pub(super) comm: String,
     pub(super) pid: u32,
@@ -114,25 +109,26 @@ pub(super) struct Traced {
 /// # Errors
 /// If the trace cannot be read, no process can be started, or the output cannot be written.
 pub fn run(args: &WhatifArgs) -> anyhow::Result<()> {
-    for path in args.svg.iter().chain(&args.patch) {
+    for path in args.svg.iter().chain(&args.html).chain(&args.patch) {
         output::check_writable(path)?;
     }
-    let survey = Survey::of(open(&args.trace)?).map_err(|error| invalid(&args.trace, &error.to_string()))?;
-    survey.check().map_err(|reason| invalid(&args.trace, &reason))?;
-    let cpus = args.cpus.unwrap_or(survey.header.cpus);
+    let replayer = Replayer::open(&args.trace, Some(args.time_limit), args.memory_limit)?;
+    let (began_ns, cpus) = (replayer.survey.began_ns, args.cpus.unwrap_or(replayer.survey.header.cpus));
     let settings = settings(args, cpus)?;
-    let defaults = Limits::default();
-    let heap_bytes_max = args.memory_limit.map_or(defaults.heap_bytes_max, |mib| mib.saturating_mul(1 << 20));
-    let limits = Limits { heap_bytes_max, time_max: args.time_limit, ..defaults };
-    let mut trials = Trials { args, survey: &survey, limits, layouts: LayoutCache::default(), curves: Vec::new() };
+    let mut trials = Trials { args, replayer, curves: Vec::new() };
     let report = trials.run(settings, cpus)?;
     if let Some(path) = &args.svg {
         let title = format!("{}: resident bytes of the heap", args.trace.display());
-        let drawn = curves::svg(&title, survey.began_ns, &trials.curves);
+        let drawn = curves::svg(&title, began_ns, &trials.curves);
         output::to_file(path, |out| out.write_all(drawn.as_bytes()))?;
     }
+    if let Some(path) = &args.html {
+        let page = page(&args.trace.display().to_string(), &report, began_ns, &trials.curves);
+        output::to_file(path, |out| out.write_all(page.as_bytes()))?;
+    }
     if let Some(path) = &args.patch {
-        match best(&report.predictions).filter(|best| !best.environment.is_empty()) {
+        let is_other = |best: &&Prediction| !best.environment.is_empty() && report.predictions.first().is_some_and(|today| !today.is_best);
+        match pick(&report.predictions).filter(is_other) {
             Some(best) => {
                 let text = patch(args.container.as_deref().unwrap_or(&report.trace.comm), best)?;
                 output::to_file(path, |out| out.write_all(text.as_bytes()))?;
@@ -142,21 +138,9 @@ pub fn run(args: &WhatifArgs) -> anyhow::Result<()> {
         }
     }
     if args.json {
-        return output::to_stdout(|out| {
-            serde_json::to_writer_pretty(&mut *out, &report)?;
-            writeln!(out)
-        });
+        return output::print(&(whatif_json::to_string(&report)? + "\n"));
     }
     output::to_stdout(|out| write_report(out, args, &report))
-}
-
-fn open(path: &Path) -> anyhow::Result<BufReader<File>> {
-    let file = File::open(path).map_err(|error| invalid(path, &error.to_string()))?;
-    Ok(BufReader::with_capacity(1 << 20, file))
-}
-
-fn invalid(path: &Path, reason: &str) -> Failed {
-    Failed::new(ExitStatus::Usage, format!("cannot replay {}: {reason}", path.display()))
 }
 
 fn settings(args: &WhatifArgs, cpus: u32) -> anyhow::Result<Vec<Setting>> {
@@ -169,16 +153,14 @@ fn settings(args: &WhatifArgs, cpus: u32) -> anyhow::Result<Vec<Setting>> {
 
 struct Trials<'a> {
     args: &'a WhatifArgs,
-    survey: &'a Survey,
-    limits: Limits,
-    layouts: LayoutCache,
+    replayer: Replayer<'a>,
     curves: Vec<Curve>,
 }
 
 impl Trials<'_> {
     /// What the blocks of stacks cost: of those that were named, else of those that pin the most.
     fn causes(&mut self, today: &Setting, first: &Replay) -> anyhow::Result<Vec<Cause>> {
-        let names = &self.survey.names;
+        let names = &self.replayer.survey.names;
         let mut groups: Vec<(String, HashSet<u32>, bool, bool)> = Vec::new();
         for (texts, is_pool) in [(&self.args.without, false), (&self.args.pool, true)] {
             for text in texts {
@@ -196,12 +178,12 @@ impl Trials<'_> {
         let figures = Figures::of(&first.resident());
         let mut found = Vec::new();
         for (stack, stacks, is_without, is_pool) in groups {
-            let rest = self.replay_blocks(today, Blocks::Without(stacks.clone()), &format!("without {stack}"))?;
+            let rest = self.replayer.replay_blocks(today, Blocks::Without(stacks.clone()), &format!("without {stack}"))?;
             let rest = rest.stopped.is_none().then(|| rest.resident());
             let without = rest.as_ref().filter(|_| is_without).map(|rest| Saved::between(figures, Figures::of(rest)));
             let mut pool = None;
             if let Some(rest) = rest.filter(|_| is_pool) {
-                let own = self.replay_blocks(today, Blocks::Only(stacks.clone()), &format!("with {stack} alone"))?;
+                let own = self.replayer.replay_blocks(today, Blocks::Only(stacks.clone()), &format!("with {stack} alone"))?;
                 pool = own.stopped.is_none().then(|| Saved::between(figures, Figures::of(&forecast::sum(&rest, &own.resident()))));
             }
             let pinned_bytes = causes::pinned_bytes(&first.pinned, &stacks);
@@ -211,16 +193,16 @@ impl Trials<'_> {
     }
 
     fn run(&mut self, settings: Vec<Setting>, cpus: u32) -> anyhow::Result<Report> {
-        let survey = self.survey;
+        let survey = &self.replayer.survey;
         let (today, mut notes) = Setting::today(&survey.header, survey.end.as_ref(), cpus);
         notes.extend(doubts(survey));
-        let mut census_at = self.even();
-        census_at.extend(self.compared());
+        let mut census_at = self.replayer.even();
+        census_at.extend(self.replayer.compared());
         let first = self.replay(&today, census_at)?;
+        let survey = &self.replayer.survey;
         let calibration = Calibration::of(survey, &first);
-        let calibration_percent = calibration.error_percent();
-        let off = calibration_percent.unwrap_or(0.0);
-        if calibration_percent.is_none() {
+        let off = calibration.error_percent().unwrap_or(0.0).abs();
+        if calibration.error_percent().is_none() {
             notes.push("the trace has no census and no samples of the process: the replay is not compared with it".to_owned());
         }
         let recorded = forecast::recorded_resident(survey, &first);
@@ -241,7 +223,7 @@ impl Trials<'_> {
                 predictions.push(match setting.missing {
                     Some(package) => Prediction::failed(setting.label, Vec::new(), format!("not installed: package {package}")),
                     None => {
-                        let done = self.replay(&setting, self.even())?;
+                        let done = self.replay(&setting, self.replayer.even())?;
                         self.predicted(&setting, &done, off)?
                     }
                 });
@@ -249,14 +231,18 @@ impl Trials<'_> {
             if self.args.under.is_empty() {
                 for text in forecast::combinations(&predictions) {
                     let setting = Setting::parse(&text, cpus).context("a combination of valid settings is valid")?;
-                    let done = self.replay(&setting, self.even())?;
+                    let done = self.replay(&setting, self.replayer.even())?;
                     predictions.push(self.predicted(&setting, &done, off)?);
                 }
             }
             forecast::rank(&mut predictions);
-            notes.extend(forecast::too_short(&predictions));
         }
         let causes = if refused.is_none() { self.causes(&today, &first)? } else { Vec::new() };
+        let survey = &self.replayer.survey;
+        let enough = match refused {
+            Some(_) => Enough { is_enough: false, why: "nothing is predicted".to_owned() },
+            None => Enough::of(survey, &predictions),
+        };
         let bytes = std::fs::metadata(&self.args.trace).map_or(0, |meta| meta.len());
         let trace = Traced {
             comm: survey.header.comm.clone(),
@@ -270,30 +256,12 @@ impl Trials<'_> {
             bytes,
             replay_events_per_second: survey.events as f64 / first.took.as_secs_f64().max(1e-9),
         };
-        Ok(Report { trace, calibration, calibration_percent, predictions, causes, notes, refused })
-    }
-
-    /// Evenly spread times, the last one before the teardown.
-    fn even(&self) -> Vec<u64> {
-        let (began, duration) = (self.survey.began_ns, self.survey.duration_ns());
-        let end = u128::from(duration) * u128::from(END_TO) / 1000;
-        (1..=CENSUSES).map(|nth| began.saturating_add((end * u128::from(nth) / u128::from(CENSUSES)) as u64)).collect()
-    }
-
-    /// The times of the recording's censuses, or some of them.
-    fn compared(&self) -> Vec<u64> {
-        let accounts: Vec<u64> = self.survey.steady_accounts().map(|account| account.time_ns).collect();
-        let every = accounts.len().div_ceil(COMPARED_MAX).max(1);
-        accounts.into_iter().rev().step_by(every).collect()
+        Ok(Report { trace, calibration, predictions, causes, notes, refused, enough })
     }
 
     /// A replay of all blocks, whose curve is kept.
-    fn replay(&mut self, setting: &Setting, mut census_at_ns: Vec<u64>) -> anyhow::Result<Replay> {
-        census_at_ns.sort_unstable();
-        census_at_ns.dedup();
-        let by_stack_at_ns = self.even().last().copied();
-        let scenario = Scenario { environment: setting.environment.clone(), census_at_ns, by_stack_at_ns, ..Scenario::default() };
-        let done = self.replay_by(&scenario, &setting.label)?;
+    fn replay(&mut self, setting: &Setting, census_at_ns: Vec<u64>) -> anyhow::Result<Replay> {
+        let done = self.replayer.replay_all(setting, census_at_ns)?;
         if done.stopped.is_none() {
             self.curves.push(Curve { name: setting.label.clone(), samples: done.resident() });
         }
@@ -303,39 +271,25 @@ impl Trials<'_> {
     /// The prediction from a replay. Where the heap has blocks from before the recording, it is replayed once more without the holes between
     /// them: how they came about under another allocator is not known, and the difference widens the bracket.
     fn predicted(&mut self, setting: &Setting, done: &Replay, off_percent: f64) -> anyhow::Result<Prediction> {
-        let mut prediction = Prediction::of(setting.label.clone(), setting.lines(), done, self.survey.threads, off_percent);
-        if done.stopped.is_none() && !self.survey.seed.regions.is_empty() {
+        let has_threads = self.replayer.survey.has_several_threads();
+        let mut prediction = Prediction::of(setting.label.clone(), setting.lines(), done, has_threads, off_percent);
+        if done.stopped.is_none() && !self.replayer.survey.seed.regions.is_empty() {
             let scenario = Scenario { environment: setting.environment.clone(), without_holes: true, ..Scenario::default() };
-            let dense = self.replay_by(&scenario, &format!("{}, without holes", setting.label))?;
+            let dense = self.replayer.replay(&scenario, &format!("{}, without holes", setting.label))?;
             if dense.stopped.is_none() {
                 prediction.widen(Figures::of(&dense.resident()));
             }
         }
         Ok(prediction)
     }
-
-    /// A replay of some blocks under a setting, without censuses.
-    fn replay_blocks(&mut self, setting: &Setting, blocks: Blocks, what: &str) -> anyhow::Result<Replay> {
-        let scenario = Scenario { environment: setting.environment.clone(), blocks, ..Scenario::default() };
-        self.replay_by(&scenario, what)
-    }
-
-    fn replay_by(&mut self, scenario: &Scenario, what: &str) -> anyhow::Result<Replay> {
-        let what = format!("replaying: {}", terminal(what));
-        let shown = progress::show(move || Said { what: what.clone(), share: None });
-        let done = replay(open(&self.args.trace)?, self.survey, scenario, self.limits, &mut self.layouts);
-        drop(shown);
-        match done {
-            Ok(done) => Ok(done),
-            Err(error @ ReplayError::Trace(_)) => Err(invalid(&self.args.trace, &error.to_string()).into()),
-            Err(error @ ReplayError::Player(_)) => Err(error).context(Failed::new(ExitStatus::Unsupported, "nothing can be replayed")),
-        }
-    }
 }
 
 /// What makes predictions from this trace doubtful.
-fn doubts(survey: &Survey) -> Vec<String> {
+pub(super) fn doubts(survey: &Survey) -> Vec<String> {
     let mut doubts = Vec::new();
+    if !survey.header.converted_from.is_empty() {
+        doubts.push(format!("converted from {}, which does not tell: {}", survey.header.converted_from, survey.header.lacks.join("; ")));
+    }
     if survey.end.is_none() {
         doubts.push("the trace was cut: it is replayed as far as it goes".to_owned());
     } else if let Some(reason) = survey.end.as_ref().map(|end| &end.cut_short).filter(|reason| !reason.is_empty()) {

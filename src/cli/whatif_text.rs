@@ -7,7 +7,7 @@ use serde_json::json;
 use super::whatif::{Report, WhatifArgs};
 use crate::replay::Prediction;
 use crate::replay::causes::{Cause, Saved};
-use crate::replay::forecast::CALIBRATED_PERCENT;
+use crate::replay::forecast::{CALIBRATED_PERCENT, pick};
 use crate::sanitize::terminal;
 use crate::units::{HumanBytes, ShortDuration, counted};
 
@@ -33,7 +33,10 @@ pub(super) fn write_report(out: &mut dyn Write, args: &WhatifArgs, report: &Repo
         let what = format!("{of}{}", one.what);
         writeln!(out, "  {what:<24} {:>10} recorded {:>10} replayed {:>+7.1} %", recorded.to_string(), replayed.to_string(), one.percent)?;
     }
-    if let Some(percent) = report.calibration_percent.filter(|percent| *percent > CALIBRATED_PERCENT) {
+    if calibration.rungs.is_empty() && calibration.over_time.is_empty() {
+        writeln!(out, "  nothing to compare with")?;
+    }
+    if let Some(percent) = calibration.error_percent().map(f64::abs).filter(|percent| *percent > CALIBRATED_PERCENT) {
         writeln!(out, "  More than {CALIBRATED_PERCENT} % apart: all brackets are wider by {percent:.1} %.")?;
     }
     if let Some(refused) = &report.refused {
@@ -41,6 +44,7 @@ pub(super) fn write_report(out: &mut dyn Write, args: &WhatifArgs, report: &Repo
     }
     write_table(out, predictions)?;
     write_best(out, report)?;
+    writeln!(out, "Is the trace long enough? {}: {}.", if report.enough.is_enough { "Yes" } else { "No" }, terminal(&report.enough.why))?;
     write_causes(out, &report.causes)
 }
 
@@ -66,47 +70,58 @@ fn write_causes(out: &mut dyn Write, causes: &[Cause]) -> io::Result<()> {
     Ok(())
 }
 
+/// All figures are in one unit, so that a column can be compared at a glance.
 fn write_table(out: &mut dyn Write, predictions: &[Prediction]) -> io::Result<()> {
     let width = predictions.iter().map(|one| one.setting.chars().count()).max().unwrap_or(0).max(8);
+    let highest = predictions.iter().map(|one| one.bracket(one.figures.peak_bytes).1).max().unwrap_or(0);
+    let (unit, unit_bytes) = if highest < 10 << 20 { ("KiB", 1024.0) } else { ("MiB", 1024.0 * 1024.0) };
+    let plain = |bytes: u64| format!("{:.1}", bytes as f64 / unit_bytes);
     writeln!(
         out,
-        "\n  {:<width$} {:>10} {:>10} {:>10} {:>8} {:>6} {:>10} {:>9}",
-        "resident", "peak", "mean", "end", "mean", "±", "trimmable", "a call"
+        "\n  {:<width$} {:>24} {:>24} {:>24} {:>7} {:>9} {:>6}",
+        format!("in {unit}"),
+        "resident: peak",
+        "mean",
+        "end",
+        "mean",
+        "trimmable",
+        "CPU"
     )?;
+    let (today_ns, ties) = (predictions.first().map_or(0, |one| one.call_ns), predictions.iter().filter(|one| one.is_best).count() > 1);
     for one in predictions {
-        let mark = if one.is_best { '*' } else { ' ' };
+        let mark = match one.is_best {
+            true if ties => '=',
+            true => '*',
+            false => ' ',
+        };
         if let Some(reason) = &one.failed {
             writeln!(out, "{mark} {:<width$} {}", terminal(&one.setting), terminal(reason))?;
             continue;
         }
-        let bytes = |bytes: u64| HumanBytes(bytes).to_string();
+        let bracketed = |bytes: u64| {
+            let (low, high) = one.bracket(bytes);
+            format!("{} ({}–{})", plain(bytes), plain(low), plain(high))
+        };
         let figures = one.figures;
         writeln!(
             out,
-            "{mark} {:<width$} {:>10} {:>10} {:>10} {:>6} % {:>4.0} % {:>10} {:>6} ns{}",
+            "{mark} {:<width$} {:>24} {:>24} {:>24} {:>5} % {:>9} {:>6}{}",
             terminal(&one.setting),
-            bytes(figures.peak_bytes),
-            bytes(figures.mean_bytes),
-            bytes(figures.end_bytes),
+            bracketed(figures.peak_bytes),
+            bracketed(figures.mean_bytes),
+            bracketed(figures.end_bytes),
             one.change_percent.map_or_else(|| "–".to_owned(), |percent| format!("{percent:+.0}")),
-            one.uncertain_percent,
-            one.trimmable_at_end_bytes.map_or_else(|| "?".to_owned(), bytes),
-            one.call_ns,
+            one.trimmable_at_end_bytes.map_or_else(|| "?".to_owned(), plain),
+            one.cpu_ratio(today_ns).map_or_else(|| "?".to_owned(), |ratio| format!("× {ratio:.1}")),
             if one.failures > 0 { format!("  {} failed", counted(one.failures, "call")) } else { String::new() },
         )?;
     }
+    let mark = if ties { "= a tie: these cannot be told apart from the lowest mean" } else { "* the lowest mean" };
     writeln!(
         out,
-        "* the lowest mean, and what cannot be told apart from it; trimmable: at the end; a call: a hint, measured while replaying"
+        "{mark}; in brackets where the truth is expected; trimmable: whole free pages at the end; CPU: time in the allocator's calls against \
+         today's, a hint from the replay"
     )
-}
-
-/// The best prediction; `None` if nothing is better than today's by more than a tie.
-pub(super) fn best(predictions: &[Prediction]) -> Option<&Prediction> {
-    if predictions.first()?.is_best {
-        return None;
-    }
-    predictions.iter().filter(|one| one.is_best).min_by_key(|one| one.figures.mean_bytes)
 }
 
 /// A strategic merge patch: lists of containers and of variables are merged by name. JSON with comments, which is YAML.
@@ -129,7 +144,7 @@ fn write_best(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     if today.is_best {
         return writeln!(out, "\nNone of these settings is better than today's by more than the replay's noise.");
     }
-    let Some(best) = best(&report.predictions) else { return Ok(()) };
+    let Some(best) = pick(&report.predictions) else { return Ok(()) };
     let (low, high) = best.bracket(best.figures.mean_bytes);
     let calibration = report.calibration.mean_percent().map_or_else(|| "not known".to_owned(), |percent| format!("{percent:+.1} %"));
     writeln!(

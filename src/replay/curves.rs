@@ -79,8 +79,9 @@ pub fn svg(title: &str, began_ns: u64, curves: &[Curve]) -> String {
     out
 }
 
-/// Text for XML. Control characters, which it does not permit, are replaced.
-fn escaped(text: &str) -> String {
+/// Text for XML and HTML. Control characters, which it does not permit, are replaced.
+#[must_use]
+pub fn escaped(text: &str) -> String {
     let mut out = String::new();
     for character in text.chars() {
         match character {

@@ -17,7 +17,7 @@ pub const CALIBRATED_PERCENT: f64 = 2.0;
 /// Calibration from which on nothing is predicted.
 pub const REFUSED_PERCENT: f64 = 25.0;
 /// Predictions that differ by less are a tie.
-const TIE_PERCENT: f64 = 2.0;
+pub const TIE_PERCENT: f64 = 2.0;
 /// Settings of one allocator that are combined.
 const COMBINED_MAX: usize = 3;
 /// The end of a run, in thousandths of its duration: the last ones may be the teardown.
@@ -117,12 +117,19 @@ impl Calibration {
         calibration
     }
 
-    /// The largest error of the resident bytes over time, or of the censuses if there is no curve; `None` = there is nothing to compare with.
-    /// A peak that is higher in the replay is none: the recording's samples miss short ones.
+    /// The largest error of the resident bytes over time, or of the censuses if there is no curve, with its sign; `None` = there is nothing to
+    /// compare with. A peak that is higher in the replay is none: the recording's samples miss short ones.
     #[must_use]
     pub fn error_percent(&self) -> Option<f64> {
         let errors = if self.over_time.is_empty() { &self.rungs } else { &self.over_time };
-        errors.iter().filter(|one| one.what != "peak" || one.percent < 0.0).map(|one| one.percent.abs()).reduce(f64::max)
+        let counts = |one: &&Compared| one.what != "peak" || one.percent < 0.0;
+        errors.iter().filter(counts).map(|one| one.percent).max_by(|a, b| a.abs().total_cmp(&b.abs()))
+    }
+
+    /// The error of a rung by the censuses.
+    #[must_use]
+    pub fn rung_percent(&self, what: &str) -> Option<f64> {
+        self.rungs.iter().find(|one| one.what == what).map(|one| one.percent)
     }
 
     /// The error of the mean resident bytes.
@@ -203,14 +210,13 @@ fn over_time(survey: &Survey, replay: &Replay) -> Vec<Compared> {
 }
 
 /// A prediction, or why there is none.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
     /// The setting.
     pub setting: String,
     /// What to put into the environment.
     pub environment: Vec<String>,
     /// Resident bytes of the heap.
-    #[serde(flatten)]
     pub figures: Figures,
     /// Half-width of the bracket around each, in percent.
     pub uncertain_percent: f64,
@@ -235,10 +241,11 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// The figures of a replay. `calibration_percent`: how far the replay under today's settings was off.
+    /// The figures of a replay. `has_threads`: the trace has several, or it is not known. `calibration_percent`: how far the replay under
+    /// today's settings was off.
     #[must_use]
-    pub fn of(setting: String, environment: Vec<String>, replay: &Replay, threads: u64, calibration_percent: f64) -> Self {
-        let uncertain = if threads > 1 { UNCERTAIN_THREADS_PERCENT } else { UNCERTAIN_PERCENT };
+    pub fn of(setting: String, environment: Vec<String>, replay: &Replay, has_threads: bool, calibration_percent: f64) -> Self {
+        let uncertain = if has_threads { UNCERTAIN_THREADS_PERCENT } else { UNCERTAIN_PERCENT };
         let teardown_ns = moment(&replay.samples, TEARDOWN_FROM);
         let end = replay.moments.iter().rfind(|moment| moment.time_ns < teardown_ns).and_then(|moment| moment.ladder);
         let resident = replay.resident();
@@ -264,7 +271,7 @@ impl Prediction {
     /// A setting that was not replayed.
     #[must_use]
     pub fn failed(setting: String, environment: Vec<String>, reason: String) -> Self {
-        let nothing = Self::of(setting, environment, &Replay::default(), 1, 0.0);
+        let nothing = Self::of(setting, environment, &Replay::default(), false, 0.0);
         Self { failed: Some(reason), ..nothing }
     }
 
@@ -272,6 +279,13 @@ impl Prediction {
     pub fn widen(&mut self, dense: Figures) {
         self.before_percent = percent(dense.mean_bytes, self.figures.mean_bytes);
         self.uncertain_percent += self.before_percent.unwrap_or(0.0).abs();
+    }
+
+    /// Time of a call against the one of today's settings; `None` if either was not measured.
+    #[must_use]
+    pub fn cpu_ratio(&self, today_ns: u64) -> Option<f64> {
+        let is_known = self.failed.is_none() && today_ns > 0 && self.call_ns > 0;
+        is_known.then(|| self.call_ns as f64 / today_ns as f64)
     }
 
     /// The bracket around a figure.
@@ -292,6 +306,13 @@ pub fn rank(predictions: &mut [Prediction]) {
         one.change_percent = today.and_then(|today| percent(mean, today));
         one.is_best = best.is_some_and(|best| mean as f64 <= best as f64 * (1.0 + TIE_PERCENT / 100.0));
     }
+}
+
+/// The best prediction: today's if nothing is better by more than a tie. `None` before they are ranked.
+#[must_use]
+pub fn pick(predictions: &[Prediction]) -> Option<&Prediction> {
+    let today = predictions.first().filter(|one| one.is_best);
+    today.or_else(|| predictions.iter().filter(|one| one.is_best).min_by_key(|one| one.figures.mean_bytes))
 }
 
 /// Settings that combine the best of those that were tried: of each allocator the three best single ones that are better than its defaults by
@@ -325,23 +346,6 @@ pub fn combinations(predictions: &[Prediction]) -> Vec<String> {
         }
     }
     all
-}
-
-/// Says that the recording is too short, if by its first half another setting would have been picked. A recording that shows only part of a
-/// load's cycle misleads, and that cannot be seen from it.
-#[must_use]
-pub fn too_short(predictions: &[Prediction]) -> Option<String> {
-    let usable = || predictions.iter().filter(|one| one.failed.is_none());
-    let by_half = usable().min_by_key(|one| one.half_mean_bytes)?;
-    let today = usable().next()?;
-    let is_tie = today.half_mean_bytes as f64 <= by_half.half_mean_bytes as f64 * (1.0 + TIE_PERCENT / 100.0);
-    let picked = if is_tie { today } else { by_half };
-    (!picked.is_best).then(|| {
-        format!(
-            "by its first half alone {} would be the best: the recording may be too short; record at least one whole cycle of the load",
-            picked.setting
-        )
-    })
 }
 
 #[cfg(test)]
@@ -387,7 +391,7 @@ mod tests {
 
     fn predicted(setting: &str, mean_bytes: u64, half_mean_bytes: u64) -> Prediction {
         let replay = Replay { samples: even(&[mean_bytes]), ..Replay::default() };
-        Prediction { half_mean_bytes, ..Prediction::of(setting.into(), Vec::new(), &replay, 1, 0.0) }
+        Prediction { half_mean_bytes, ..Prediction::of(setting.into(), Vec::new(), &replay, false, 0.0) }
     }
 
     #[test]
@@ -409,24 +413,16 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_whose_first_half_picks_another_setting_may_be_too_short() {
-        let mut all = vec![predicted("today (glibc)", 1000, 1000), predicted("jemalloc", 700, 1100), predicted("mimalloc", 900, 500)];
-        rank(&mut all);
-        assert!(too_short(&all).is_some_and(|text| text.contains("mimalloc")));
-        let mut same = vec![predicted("today (glibc)", 1000, 1000), predicted("jemalloc", 700, 700)];
-        rank(&mut same);
-        assert_eq!(too_short(&same), None);
-    }
-
-    #[test]
     fn settings_within_a_tie_of_the_best_are_all_best_and_failed_ones_never() {
         let of = |mean: u64| {
             let replay = Replay { samples: even(&[mean]), ..Replay::default() };
-            Prediction::of(String::new(), Vec::new(), &replay, 1, 0.0)
+            Prediction::of(String::new(), Vec::new(), &replay, false, 0.0)
         };
         let mut all = vec![of(1000), of(985), of(1040), Prediction::failed(String::new(), Vec::new(), "it crashed".into())];
         rank(&mut all);
         assert_eq!(all.iter().map(|one| one.is_best).collect::<Vec<_>>(), [true, true, false, false]);
+        assert_eq!(pick(&all).map(|one| one.figures.mean_bytes), Some(1000));
+        assert_eq!(pick(&all[1..]).map(|one| one.figures.mean_bytes), Some(985));
         assert_eq!(all[1].change_percent.map(f64::round), Some(-2.0));
         assert_eq!(all[0].bracket(1000), (960, 1040));
     }

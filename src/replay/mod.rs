@@ -6,6 +6,7 @@
 //!           accounts     blocks        ▼                            └── sandbox
 //!                                   Replay ──→ forecast: calibration, figures, brackets, the best ──→ curves (SVG)
 //!                                          ──→ causes: what the blocks of a stack cost
+//!                             load ─────────→ enough: whether the trace is long enough
 //! ```
 //!
 //! The heap of the player is that of the recorded calls alone. Order, threads, sizes, alignments and times are the recorded ones; that every
@@ -14,7 +15,9 @@
 pub mod causes;
 pub mod curves;
 pub mod engine;
+pub mod enough;
 pub mod forecast;
+pub mod load;
 mod observe;
 pub mod outcome;
 pub mod player;
@@ -23,6 +26,7 @@ pub mod setting;
 pub mod survey;
 
 pub use engine::{Blocks, ReplayError, Scenario, replay};
+pub use enough::Enough;
 pub use forecast::{Calibration, Figures, Prediction};
 pub use outcome::{Moment, Replay, Sample};
 pub use player::Limits;

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
+use super::load::Load;
 use crate::trace::event::Op;
 use crate::trace::read::Item;
 use crate::trace::{Account, End, Event, Header, Names, Reader, Seed, SeedChunk, SeedRegion, TraceError, Usage};
@@ -57,6 +58,8 @@ pub struct Survey {
     pub unknown_frees: u64,
     /// Most private anonymous memory that the program had mapped by itself, which is not replayed.
     pub mapped_bytes_max: u64,
+    /// Events over time.
+    pub load: Load,
 }
 
 /// Largest piece in which a free chunk is made, with its header: allocators give larger ones mappings of their own.
@@ -102,6 +105,7 @@ impl Survey {
         let mut reader = Reader::new(input)?;
         let mut all = Self { header: reader.header().clone(), ..Self::default() };
         all.began_ns = all.header.start_ns;
+        all.load = Load::from(all.began_ns);
         let mut now = Now::default();
         while let Some(item) = reader.next_item()? {
             match item {
@@ -142,11 +146,13 @@ impl Survey {
         if event.op == Op::Exec {
             let Self { header, images, .. } = std::mem::take(self);
             *self = Self { header, images: images + 1, began_ns: event.time_ns, ended_ns: event.time_ns, ..Self::default() };
+            self.load = Load::from(event.time_ns);
             *now = Now::default();
             return;
         }
         self.events += 1;
         self.ended_ns = event.time_ns;
+        self.load.add(event.time_ns);
         match event.op {
             Op::ThreadEnd => {
                 now.threads.remove(&event.thread);
@@ -202,6 +208,18 @@ impl Survey {
     #[must_use]
     pub fn duration_ns(&self) -> u64 {
         self.ended_ns.saturating_sub(self.began_ns)
+    }
+
+    /// Whether several threads made the calls, or this is not known.
+    #[must_use]
+    pub fn has_several_threads(&self) -> bool {
+        self.threads > 1 || !self.header.has_threads()
+    }
+
+    /// Whether it has all events of the program, from its start to its end.
+    #[must_use]
+    pub fn is_whole_run(&self) -> bool {
+        self.header.is_from_start && self.end.as_ref().is_some_and(|end| end.has_exited && end.cut_short.is_empty())
     }
 
     /// Why it cannot be replayed.

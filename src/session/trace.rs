@@ -226,7 +226,7 @@ impl Trace {
         let mut state = self.lock();
         if state.of == Some(of) {
             state.write(|writer| {
-                writer.ended(time_ns);
+                writer.exited(time_ns);
                 Ok(())
             });
         }

@@ -36,6 +36,10 @@ pub const VERSION: u8 = 2;
 pub const TICK_NS: u64 = 10_000;
 /// Contents of a chunk of events, before compression. A little more is possible: an event is not divided.
 pub const CHUNK_BYTES: usize = 256 << 10;
+/// Of [`Header::lacks`]: the times are made up.
+pub const NO_TIMES: &str = "times";
+/// Of [`Header::lacks`]: all events are given to one thread.
+pub const NO_THREADS: &str = "threads";
 /// Largest contents of any chunk that a reader accepts.
 pub const CONTENTS_BYTES_MAX: usize = 64 << 20;
 
@@ -95,6 +99,24 @@ pub struct Header {
     pub start_ns: u64,
     /// Whether the recording began before the process's first allocation.
     pub is_from_start: bool,
+    /// What another tool's file it was converted from; empty if it was recorded.
+    pub converted_from: String,
+    /// What that file does not tell, such as [`NO_TIMES`].
+    pub lacks: Vec<String>,
+}
+
+impl Header {
+    /// Whether events are those of the threads that made them.
+    #[must_use]
+    pub fn has_threads(&self) -> bool {
+        self.lacks.iter().all(|one| one != NO_THREADS)
+    }
+
+    /// Whether the times of the events are those of the program.
+    #[must_use]
+    pub fn has_times(&self) -> bool {
+        self.lacks.iter().all(|one| one != NO_TIMES)
+    }
 }
 
 /// The heap at a moment, from a census.
@@ -144,6 +166,8 @@ pub struct End {
     pub lost: u64,
     /// Why the trace ends before the recording; empty if it does not.
     pub cut_short: String,
+    /// Whether the process ended during the recording.
+    pub has_exited: bool,
     /// Allocators of the last image, as in the header.
     pub allocators: Vec<String>,
     /// Threads and their arenas of the seed, by the addresses that they were given.

@@ -270,6 +270,18 @@ impl<W: Write> Writer<W> {
         }
     }
 
+    /// Live blocks.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The process ended then.
+    pub fn exited(&mut self, time_ns: u64) {
+        self.end.has_exited |= self.end_ns == 0;
+        self.ended(time_ns);
+    }
+
     /// The hashes of the stacks so far, in the order of their numbers.
     #[must_use]
     pub fn stacks(&self) -> Vec<u64> {

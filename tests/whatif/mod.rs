@@ -52,8 +52,7 @@ impl Recorded {
     }
 
     fn threads() -> Self {
-        let path = program("whatif_mix", Link::Dynamic);
-        Self::new("threads", &[path.to_str().expect("the path is UTF-8")], &[])
+        Self::own("threads", "whatif_mix")
     }
 
     fn ruby() -> Self {
@@ -69,8 +68,39 @@ impl Recorded {
         Self::new("cc1plus", &["sh", "-c", WORK], &[])
     }
 
-    fn all() -> [Self; 6] {
-        [Self::perl(), Self::python(), Self::sqlite(), Self::ruby(), Self::compiler(), Self::threads()]
+    fn gawk() -> Self {
+        const WORK: &str = "BEGIN { for (i = 0; i < 250000; i++) k[i % 40000] = sprintf(\"%*d\", 20 + i * 7 % 400, i); \
+                            for (i = 0; i < 40000; i++) if (i % 4) delete k[i]; for (i = 0; i < 60000; i++) m[i] = \"z\" i; system(\"sleep 1.5\") }";
+        Self::new("gawk", &["gawk", WORK], &[])
+    }
+
+    fn php() -> Self {
+        const WORK: &str = "mt_srand(1); $a = []; for ($i = 0; $i < 200000; $i++) $a[$i % 30000] = str_repeat('p', mt_rand(20, 900)); \
+                            for ($i = 0; $i < 30000; $i++) if ($i % 4) unset($a[$i]); for ($i = 0; $i < 30000; $i++) $b[] = str_repeat('q', 60); \
+                            usleep(1500000);";
+        // Its own allocator takes its memory from the kernel.
+        Self::new("php", &["php", "-r", WORK], &[("USE_ZEND_ALLOC", "0")])
+    }
+
+    /// One of the programs of the tests.
+    fn own(name: &'static str, source: &str) -> Self {
+        let path = program(source, Link::Dynamic);
+        Self::new(name, &[path.to_str().expect("the path is UTF-8")], &[])
+    }
+
+    fn all() -> [Self; 10] {
+        [
+            Self::perl(),
+            Self::python(),
+            Self::sqlite(),
+            Self::ruby(),
+            Self::compiler(),
+            Self::gawk(),
+            Self::php(),
+            Self::threads(),
+            Self::own("arenas", "whatif_arenas"),
+            Self::own("pins", "whatif_pins"),
+        ]
     }
 
     fn is_installed(&self) -> bool {
@@ -113,8 +143,8 @@ fn figure(prediction: &Value, name: &str) -> f64 {
 
 /// The prediction for a setting.
 fn of<'a>(report: &'a Value, setting: &str) -> &'a Value {
-    let all = report["predictions"].as_array().unwrap();
-    all.iter().find(|one| one["setting"] == setting).unwrap_or_else(|| panic!("{setting} is not in {report}"))
+    let all = report["settings"].as_array().unwrap();
+    all.iter().find(|one| one["name"] == setting).unwrap_or_else(|| panic!("{setting} is not in {report}"))
 }
 
 #[test]
@@ -131,7 +161,7 @@ fn two_replays_of_a_trace_agree_and_one_under_its_own_settings_is_the_recorded_p
         let reports = [0, 1].map(|_| report(&trace, &["--under", "glibc:tcache_count=0"]));
         for name in ["peak_bytes", "mean_bytes", "end_bytes"] {
             for nth in [0, 1] {
-                let [a, b] = reports.each_ref().map(|report| figure(&report["predictions"][nth], name));
+                let [a, b] = reports.each_ref().map(|report| figure(&report["settings"][nth], name));
                 assert!((a / b - 1.0).abs() < 0.005, "{}: {name} of {nth} is {a} and {b}", recorded.name);
             }
         }
@@ -146,13 +176,34 @@ fn two_replays_of_a_trace_agree_and_one_under_its_own_settings_is_the_recorded_p
         // Samples on both sides meet a peak of some milliseconds by chance.
         let lasts = figure(of("peak"), "recorded_bytes") < 1.1 * figure(of("end"), "recorded_bytes");
         for what in ["mean", "end"].into_iter().chain(lasts.then_some("peak")) {
-            let error = figure(of(what), "percent");
+            let error = figure(of(what), "error_ratio") * 100.0;
             assert!(error.abs() < 6.0, "{}: {what} {error} %: {}", recorded.name, report["calibration"]);
         }
         let rungs = report["calibration"]["rungs"].as_array().unwrap();
         let live = rungs.iter().find(|rung| rung["what"] == "live").unwrap();
-        assert!(live["percent"].as_f64().unwrap().abs() < 3.0, "{}: {live}", recorded.name);
+        assert!(figure(live, "error_ratio").abs() < 0.03, "{}: {live}", recorded.name);
+        check_keys(report, recorded.name);
     }
+}
+
+/// The stable keys, and what they must say of a program that was recorded from its start to its end.
+fn check_keys(report: &Value, name: &str) {
+    let calibration = &report["calibration"];
+    for key in ["resident_error_ratio", "trimmable_error_ratio", "pinned_error_ratio"] {
+        assert!(figure(calibration, key).abs() < 0.1, "{name}: {key} in {calibration}");
+    }
+    assert_eq!(calibration["usable"], true, "{name}");
+    let settings = report["settings"].as_array().unwrap();
+    assert_eq!(settings[0]["name"], "today (glibc)");
+    assert_eq!(settings[1]["environment"], serde_json::json!(["GLIBC_TUNABLES=glibc.malloc.tcache_count=0"]));
+    for one in settings {
+        let [low, mean, high] = ["mean_bytes_low", "mean_bytes", "mean_bytes_high"].map(|key| figure(one, key));
+        assert!(low < mean && mean < high && figure(one, "end_bytes") <= figure(one, "peak_bytes"), "{name}: {one}");
+        assert!(figure(one, "cpu_ratio") > 0.0 && one["tie"].is_boolean(), "{name}: {one}");
+    }
+    assert!(settings.iter().any(|one| one["name"] == report["pick"]), "{name}: {}", report["pick"]);
+    assert_eq!(report["enough"]["is_enough"], true, "{name}: {}", report["enough"]);
+    assert!(report["enough"]["why"].as_str().unwrap().contains("whole run"), "{name}: {}", report["enough"]);
 }
 
 #[test]
@@ -207,6 +258,7 @@ fn without_settings_a_set_is_tried_and_the_best_one_is_named_with_what_to_set() 
         assert!(text.contains(setting), "{setting} is not in {text}");
     }
     assert!(text.contains("not tested on live traffic") || text.contains("None of these settings is better"), "{text}");
+    assert!(text.contains("Is the trace long enough? Yes: it is a whole run"), "{text}");
     // The lines that are shown are those of the patch.
     let mut set =
         text.lines().skip_while(|line| !line.starts_with("Set in the environment")).skip(1).filter_map(|line| line.trim().split_once('='));
