@@ -30,7 +30,7 @@ use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 17] = [
+pub const READERS: [(&str, Reader); 18] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -48,6 +48,7 @@ pub const READERS: [(&str, Reader); 17] = [
     ("hotspot", hotspot),
     ("cpython", cpython),
     ("trace", trace),
+    ("foreign_trace", foreign_trace),
 ];
 
 /// `/proc/PID/maps`: the target controls the names of mapped files.
@@ -503,4 +504,17 @@ pub fn trace(bytes: &[u8]) {
         assert!(event.time_ns >= last_ns && event.thread < state.next_thread());
         last_ns = event.time_ns;
     }
+}
+
+/// A file of another tool that is converted into a trace: heaptrack's, and three kinds of glibc's.
+pub fn foreign_trace(bytes: &[u8]) {
+    let options = fragprof::trace::convert::Options { bytes_max: 1 << 20, allocator_of: |_| None };
+    let mut trace = Vec::new();
+    let Ok(converted) = fragprof::trace::convert::convert(bytes, &mut trace, &options) else { return };
+    let mut reader = fragprof::trace::Reader::new(&trace[..]).expect("what was written is a trace");
+    let mut events = 0;
+    while let Some(item) = reader.next_item().expect("what was written is a trace") {
+        events += u64::from(matches!(item, fragprof::trace::read::Item::Event(_)));
+    }
+    assert_eq!(events, converted.end.events);
 }

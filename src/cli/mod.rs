@@ -28,6 +28,7 @@ pub mod run;
 pub mod sites;
 mod stop;
 pub mod top;
+pub mod trace;
 pub mod trim;
 mod values;
 pub mod whatif;
@@ -74,6 +75,7 @@ enum Command {
     Export(export::ExportArgs),
     Diff(diff::DiffArgs),
     Whatif(whatif::WhatifArgs),
+    Trace(trace::TraceArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     Agent(agent::AgentArgs),
@@ -116,6 +118,7 @@ pub fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Whatif(args) => whatif::run(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Agent(args) => agent::run(&args),
         Command::Completions(args) => generate::completions(&args),

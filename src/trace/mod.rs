@@ -13,6 +13,7 @@
 //! size, alignment) are numbered when they first occur, and a free names its block by the number of allocations since.
 
 pub mod codec;
+pub mod convert;
 pub mod event;
 pub mod read;
 pub mod seed;
