@@ -9,7 +9,7 @@ mod registry;
 
 use serde::Serialize;
 
-pub use registry::{CacheSettings, Choice, ChunkRule, Hold, Release, ReleaseArgument, ReleaseCall, Remedy, Row, SettingForm};
+pub use registry::{ArenaLimit, CacheSettings, Choice, ChunkRule, Hold, Release, ReleaseArgument, ReleaseCall, Remedy, Row, SettingForm};
 
 /// An allocator by its implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize)]

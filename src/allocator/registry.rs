@@ -33,7 +33,7 @@ pub struct Row {
     /// Whether it returns free pages by itself after a time, whatever their arena: they are then not kept because of the number of arenas.
     pub decays: bool,
     /// The setting for fewer arenas; `None` if there is none.
-    pub fewer_arenas: Option<&'static str>,
+    pub fewer_arenas: Option<ArenaLimit>,
     /// The settings for its caches of freed blocks; `None` if there are none.
     pub caches: Option<CacheSettings>,
     /// How a process is run with it and its settings; `None` if it cannot be chosen for a program.
@@ -131,13 +131,26 @@ pub enum Hold {
     Range,
 }
 
+/// A setting for fewer arenas.
+#[derive(Debug, Clone, Copy)]
+pub struct ArenaLimit {
+    /// What to do.
+    pub action: &'static str,
+    /// The setting, as in [`Choice::trials`].
+    pub setting: &'static str,
+}
+
 /// Settings for caches of freed blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheSettings {
     /// For those of an arena, which all threads share.
     pub arena: Remedy,
+    /// The same as in [`Choice::trials`].
+    pub arena_setting: &'static str,
     /// For those of a thread.
     pub thread: Remedy,
+    /// The same as in [`Choice::trials`].
+    pub thread_setting: &'static str,
 }
 
 /// What chunks show of a block from outside.
@@ -199,13 +212,18 @@ pub static GLIBC: Row = Row {
         "detach_arena",
     ],
     decays: false,
-    fewer_arenas: Some("try MALLOC_ARENA_MAX=2 (or GLIBC_TUNABLES=glibc.malloc.arena_max=2) at a restart, and measure"),
+    fewer_arenas: Some(ArenaLimit {
+        action: "try MALLOC_ARENA_MAX=2 (or GLIBC_TUNABLES=glibc.malloc.arena_max=2) at a restart, and measure",
+        setting: "arena_max=2",
+    }),
     caches: Some(CacheSettings {
         arena: Remedy {
             action: "set GLIBC_TUNABLES=glibc.malloc.mxfast=0 and restart",
             basis: "freed chunks in fastbins; after merging they are returned by themselves only at the end of a heap",
         },
+        arena_setting: "mxfast=0",
         thread: Remedy { action: "set GLIBC_TUNABLES=glibc.malloc.tcache_count=2 and restart", basis: "freed chunks in thread caches" },
+        thread_setting: "tcache_count=2",
     }),
     choice: Some(Choice {
         preload: &[],
@@ -250,7 +268,7 @@ pub static JEMALLOC: Row = Row {
     }]),
     function_names: &["je_", "jemalloc", "malloc", "mallctl", "mallocx", "rallocx", "xallocx", "allocx", "calloc", "realloc", "memalign"],
     decays: true,
-    fewer_arenas: Some("try MALLOC_CONF=narenas:4 at a restart, and measure"),
+    fewer_arenas: Some(ArenaLimit { action: "try MALLOC_CONF=narenas:4 at a restart, and measure", setting: "narenas=4" }),
     caches: None,
     choice: Some(Choice {
         preload: &["libjemalloc.so.2"],

@@ -8,9 +8,11 @@ use clap::Args;
 use serde::Serialize;
 
 use super::census::{failed, open, reading};
+use super::explain_trace::{Judged, judged};
 use super::help::examples;
 use super::reachability::Reachability;
 use super::record::parse_duration;
+use super::replaying::is_trace;
 use super::{output, progress, report};
 use crate::census::live::LiveMemory;
 use crate::census::{Census, LayoutCache, Level, Options, Pace, take};
@@ -40,15 +42,17 @@ const PART_BYTES_MIN: u64 = 1 << 20;
 /// For a process, it takes several censuses over six seconds, or the time given with --over, and compares the low-water marks of the live
 /// bytes. Such a short time cannot distinguish a leak from a cache that fills or a load that rises: the verdict is then "growing", and what
 /// is not known is listed. For a profile, it judges the heap at the end of the recording and its growth since the start, and names the
-/// stacks responsible.
+/// stacks responsible. For a trace, it replays the recorded calls, judges the heap near their end, and replays them again under each setting
+/// that would help: what the setting saves is then measured rather than assumed.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     ("sudo fragprof explain PID", "Verdict from six seconds of samples"),
     ("sudo fragprof explain PID --over 1h", "Distinguish a leak from a cache that fills"),
     ("fragprof explain fragprof.pb.gz", "Verdict on a recording, with the stacks responsible"),
+    ("fragprof explain app.fpt", "Verdict on a trace (record --trace), with the effect of settings replayed"),
 ]))]
 pub struct ExplainArgs {
-    /// Process id, or profile file (gzipped pprof)
+    /// Process id, profile file (gzipped pprof), or trace
     #[arg(value_name = "PID|FILE")]
     pub what: PathBuf,
     /// Time over which to take samples, 48 at most; distinguishing a leak from a cache that fills takes half an hour [default: 6s]
@@ -72,16 +76,33 @@ pub struct ExplainArgs {
 pub fn run(args: &ExplainArgs) -> anyhow::Result<()> {
     match args.what.to_str().and_then(|text| text.parse().ok()) {
         Some(pid) => of_process(args, pid),
+        None if is_trace(&args.what) => of_trace(args),
         None => of_profile(args),
     }
 }
 
-fn of_profile(args: &ExplainArgs) -> anyhow::Result<()> {
-    let usage = |text: String| Failed::new(ExitStatus::Usage, text);
+fn usage(text: String) -> Failed {
+    Failed::new(ExitStatus::Usage, text)
+}
+
+/// Refuses what only applies to a process.
+fn check_file(args: &ExplainArgs) -> Result<(), Failed> {
     let file = args.what.display();
-    if args.over.is_some() || args.once {
-        return Err(usage(format!("--over and --once need a process: {file} is a file, whose recording has its own start and end")).into());
+    match args.over.is_some() || args.once {
+        true => Err(usage(format!("--over and --once need a process: {file} is a file, whose recording has its own start and end"))),
+        false => Ok(()),
     }
+}
+
+fn of_trace(args: &ExplainArgs) -> anyhow::Result<()> {
+    check_file(args)?;
+    let Judged { comm, pid, verdict } = judged(&args.what)?;
+    print(args, &comm, pid, &verdict, &Surroundings::default(), None, &Reachability::default())
+}
+
+fn of_profile(args: &ExplainArgs) -> anyhow::Result<()> {
+    check_file(args)?;
+    let file = args.what.display();
     let profile = report::load(&args.what)?;
     let (process, verdict) = recorded::judge(&profile).ok_or_else(|| usage(format!("{file} does not say which process it is from")))?;
     let coverage = Coverage::of(&profile);

@@ -9,6 +9,7 @@ pub mod cpu_swap;
 pub mod diff;
 pub mod doctor;
 pub mod explain;
+mod explain_trace;
 pub mod export;
 pub mod flamegraph;
 mod frames;

@@ -35,6 +35,7 @@ pub(super) fn remedies(census: &Census, evidence: &Evidence) -> Vec<Remedy> {
             predicted_bytes: None,
             at_most: false,
             basis: format!("{} in {} of {}", HumanBytes(part.resident_bytes), counted(part.mappings, "mapping"), part.kind),
+            setting: None,
         })
         .collect()
 }

@@ -128,6 +128,7 @@ fn remedies(profile: &Profile, process: &Process, findings: &[Finding], heap: &H
             predicted_bytes: Some(trimmable),
             at_most: false,
             basis: "whole free pages at the end of the recording".into(),
+            setting: None,
         });
     }
     for (name, _, bytes) in largest(profile, process, ValueKind::BlockedSpace).into_iter().take(1) {
@@ -137,6 +138,7 @@ fn remedies(profile: &Profile, process: &Process, findings: &[Finding], heap: &H
                 predicted_bytes: Some(bytes),
                 at_most: true,
                 basis: "whole free pages below its block at the end of a heap, which the allocator would return by itself if the block were freed".into(),
+                setting: None,
             });
         }
     }
@@ -155,6 +157,7 @@ fn of_leak(profile: &Profile, process: &Process) -> Vec<Remedy> {
                 counted(stack.values.get(blocks), "block"),
                 interval(stack, kind)
             ),
+            setting: None,
         };
         largest(profile, process, kind).into_iter().map(remedy).collect()
     };
@@ -176,6 +179,7 @@ fn of_fragmentation(profile: &Profile, process: &Process) -> Vec<Remedy> {
             "free bytes on the pages of its {} of live blocks: what would be saved if all of them were elsewhere",
             HumanBytes(stack.values.get(ValueKind::LiveSpace).max(stack.values.get(ValueKind::InuseSpace)))
         ),
+        setting: None,
     };
     let list: Vec<Remedy> = largest(profile, process, ValueKind::PinnedSpace).into_iter().map(remedy).collect();
     match list.is_empty() {
@@ -201,6 +205,7 @@ fn survivors(profile: &Profile, process: &Process, action: impl Fn(&str) -> Stri
             predicted_bytes: None,
             at_most: false,
             basis: format!("{about} from windows, which do not show what is still live"),
+            setting: None,
         }
     };
     largest(profile, process, ValueKind::SurvivorSpace).into_iter().map(remedy).collect()

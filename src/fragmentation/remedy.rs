@@ -65,7 +65,7 @@ fn trim(heap: &HeapAccount) -> Option<Remedy> {
     let bytes = heap.ladder.trimmable_bytes.filter(|&bytes| bytes >= TRIM_BYTES_MIN)?;
     let allocator::Remedy { action, basis } = heap.allocator.row().trim?;
     let basis = decay(heap).map_or_else(|| basis.to_owned(), |decay| format!("{basis}: {decay}"));
-    Some(Remedy { action: action.into(), predicted_bytes: Some(bytes), at_most: false, basis })
+    Some(Remedy { action: action.into(), predicted_bytes: Some(bytes), at_most: false, basis, setting: None })
 }
 
 /// The free pages that an allocator returns after a time, and how long it waits; `None` if not known.
@@ -113,6 +113,7 @@ fn growth(evidence: &Evidence) -> Vec<Remedy> {
                 predicted_bytes: None,
                 at_most: false,
                 basis: format!("{} in {} of {}", HumanBytes(part.resident_bytes), counted(part.mappings, "mapping"), part.kind),
+                setting: None,
             })
             .into_iter()
             .collect();
@@ -126,6 +127,7 @@ fn growth(evidence: &Evidence) -> Vec<Remedy> {
         predicted_bytes: None,
         at_most: false,
         basis: format!("{grown} more in {}; only a recording shows the stacks that allocated them", HumanDuration(change.seconds)),
+        setting: None,
     }]
 }
 
@@ -138,6 +140,7 @@ fn fragmentation(evidence: &Evidence) -> Remedy {
         predicted_bytes: evidence.ladder.pinned_bytes,
         at_most: true,
         basis: "free bytes on pages that also hold live blocks: what would be saved if all of those blocks were elsewhere".into(),
+        setting: None,
     }
 }
 
@@ -152,6 +155,7 @@ fn huge_pages(evidence: &Evidence) -> Remedy {
         basis: "pages of 4 KiB in the heap's huge pages that hold only zeros, estimated from a sample; those that the program itself \
                 zeroed would stay"
             .into(),
+        setting: None,
     }
 }
 
@@ -169,19 +173,30 @@ fn direct_buffers(census: &Census, evidence: &Evidence) -> Option<Remedy> {
             "{} in mappings of their own, which in a JVM are mostly direct buffers: what releasing all of them would save",
             counted(count, "block")
         ),
+        setting: None,
     })
+}
+
+/// What is added to the basis of a setting whose effect nothing has shown.
+const ASSUMED: &str = "an upper bound by assumption, until a replay backs it: fragprof record --trace FILE, then fragprof explain FILE";
+
+/// A setting of an allocator, as `fragprof whatif --under` takes it.
+fn under(heap: &HeapAccount, settings: &str) -> Option<String> {
+    heap.allocator.row().choice.as_ref().map(|_| format!("{}:{settings}", heap.allocator.name()))
 }
 
 /// Fewer arenas, which share free memory better. They save at most what the arenas hold free; how much of it is not known.
 fn fewer_arenas(heap: &HeapAccount, evidence: &Evidence) -> Option<Remedy> {
+    let allocator::ArenaLimit { action, setting } = heap.allocator.row().fewer_arenas?;
     Some(Remedy {
-        action: heap.allocator.row().fewer_arenas?.into(),
+        action: action.into(),
         predicted_bytes: Some(evidence.other_arenas_free_bytes),
         at_most: true,
         basis: format!(
-            "free resident bytes of all of the {} but the main one; how much of it fewer arenas would still need is not known, and threads would contend for their locks",
+            "free resident bytes of all of the {} but the main one; how much of it fewer arenas would still need is not known, and threads would contend for their locks; {ASSUMED}",
             counted(evidence.arenas as u64, "arena")
         ),
+        setting: under(heap, setting),
     })
 }
 
@@ -195,10 +210,11 @@ fn thresholds(heap: &HeapAccount) -> Option<Remedy> {
         predicted_bytes: heap.occupancy.map(|occupancy| occupancy.top_unpinned_bytes),
         at_most: true,
         basis: format!(
-            "glibc has raised the mmap threshold to {} and the trim threshold to {}: smaller blocks stay in the heap, and less free memory at its end is kept",
+            "glibc has raised the mmap threshold to {} and the trim threshold to {}: smaller blocks stay in the heap, and less free memory at its end is kept; {ASSUMED}",
             HumanBytes(mmap),
             HumanBytes(trim)
         ),
+        setting: under(heap, "mmap_threshold=131072,trim_threshold=131072"),
     })
 }
 
@@ -207,13 +223,14 @@ fn caches(heap: &HeapAccount) -> Vec<Remedy> {
     let Some(settings) = heap.allocator.row().caches else { return Vec::new() };
     let fast = heap.fastbin_bytes.unwrap_or(0);
     let thread = heap.details.cached_bytes.unwrap_or(0).saturating_sub(fast);
-    let mut parts = [(fast, settings.arena), (thread, settings.thread)];
-    parts.sort_by_key(|&(bytes, _)| std::cmp::Reverse(bytes));
-    let remedy = |(bytes, of): (u64, allocator::Remedy)| Remedy {
+    let mut parts = [(fast, settings.arena, settings.arena_setting), (thread, settings.thread, settings.thread_setting)];
+    parts.sort_by_key(|&(bytes, ..)| std::cmp::Reverse(bytes));
+    let remedy = |(bytes, of, setting): (u64, allocator::Remedy, &str)| Remedy {
         action: of.action.into(),
         predicted_bytes: Some(bytes),
         at_most: true,
-        basis: of.basis.into(),
+        basis: format!("{}; {ASSUMED}", of.basis),
+        setting: under(heap, setting),
     };
-    parts.into_iter().filter(|&(bytes, _)| bytes >= TRIM_BYTES_MIN).map(remedy).collect()
+    parts.into_iter().filter(|&(bytes, ..)| bytes >= TRIM_BYTES_MIN).map(remedy).collect()
 }

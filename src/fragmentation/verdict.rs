@@ -105,6 +105,8 @@ pub struct Remedy {
     pub at_most: bool,
     /// What the prediction is based on.
     pub basis: String,
+    /// The allocator's setting that it is, as `fragprof whatif --under` takes it; `None` if it is something else.
+    pub setting: Option<String>,
 }
 
 /// One cause that holds by itself.

@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::io::Read;
 use std::time::Instant;
 
-use super::observe::{heap_at_start, look};
+use super::observe::{Looked, heap_at_start, look};
 use super::outcome::{Replay, Sample};
 use super::player::{Limits, NoPlayer, Player, Stopped, anonymous_bytes, nothing};
 use super::survey::{Survey, pieces};
@@ -43,6 +43,8 @@ pub struct Scenario {
     pub touched: HashMap<u32, f64>,
     /// Of the times of censuses, the one at which pinned bytes are charged to the stacks of the blocks that pin them.
     pub by_stack_at_ns: Option<u64>,
+    /// Whether the census at that time is kept as a whole.
+    pub keeps_census: bool,
 }
 
 /// Which blocks of a trace are made.
@@ -272,9 +274,12 @@ impl Driver<'_> {
                 let by_stack = self.scenario.by_stack_at_ns == Some(due);
                 let wanted = by_stack.then(|| (self.player.blocks_at(), &self.blocks));
                 let looked = self.player.pause(|pid| look(pid, due, layouts, wanted))?;
-                if let Some((moment, pinned)) = looked {
+                if let Some(Looked { moment, pinned, census }) = looked {
                     self.out.moments.push(moment);
                     self.out.pinned.extend(pinned);
+                    if by_stack && self.scenario.keeps_census {
+                        self.out.census = census;
+                    }
                 }
             }
         }

@@ -7,21 +7,25 @@ use super::outcome::Moment;
 use super::player::anonymous_bytes;
 use crate::census::memory::word_at;
 use crate::census::resident::{heap_ranges, pages_of};
-use crate::census::{self, LayoutCache, Level, LiveMemory, Memory as _, Pace, Taken};
+use crate::census::{self, Census, LayoutCache, Level, LiveMemory, Memory as _, Pace, Taken};
 use crate::fragmentation::pinned::PinnedSpace;
 use crate::heap::ladder::both;
 use crate::heap::pages::{Owner, Span, visit_pages};
 use crate::process::{Backing, Process};
 use crate::units::{Pid, StackId};
 
+/// What a look showed.
+pub(super) struct Looked {
+    pub(super) moment: Moment,
+    /// Pinned bytes by stack, the most first.
+    pub(super) pinned: Vec<(u32, u64)>,
+    /// The census, if it is usable.
+    pub(super) census: Option<Census>,
+}
+
 /// Takes a census of the player, which stands still, and charges pinned bytes to stacks if the table of blocks is given. `None` if its memory
 /// cannot be read at all.
-pub(super) fn look(
-    pid: u32,
-    time_ns: u64,
-    layouts: &mut LayoutCache,
-    wanted: Option<(u64, &Table<Placed>)>,
-) -> Option<(Moment, Vec<(u32, u64)>)> {
+pub(super) fn look(pid: u32, time_ns: u64, layouts: &mut LayoutCache, wanted: Option<(u64, &Table<Placed>)>) -> Option<Looked> {
     let anonymous_bytes = anonymous_bytes(pid)?;
     let memory = LiveMemory::open(Process::open(Pid(pid)).ok()?).ok()?;
     let options = census::Options { level: Level::Full, pace: Pace::default(), with_not_malloc: false };
@@ -31,8 +35,9 @@ pub(super) fn look(
         let ladders = taken.census.heaps.iter().map(|heap| heap.ladder);
         ladders.reduce(|sum, ladder| sum.and(ladder, both))
     });
-    let pinned = usable.zip(wanted).and_then(|(taken, (table_at, blocks))| by_stack(&memory, &taken, table_at, blocks));
-    Some((Moment { time_ns, ladder, anonymous_bytes }, pinned.unwrap_or_default()))
+    let pinned = usable.as_ref().zip(wanted).and_then(|(taken, (table_at, blocks))| by_stack(&memory, taken, table_at, blocks));
+    let moment = Moment { time_ns, ladder, anonymous_bytes };
+    Some(Looked { moment, pinned: pinned.unwrap_or_default(), census: usable.map(|taken| taken.census) })
 }
 
 /// Pinned bytes by stack, the most first.

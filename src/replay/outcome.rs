@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::player::Counts;
+use crate::census::Census;
 use crate::heap::ladder::Ladder;
 
 /// A sample of the process's anonymous memory.
@@ -42,6 +43,8 @@ pub struct Replay {
     pub took: Duration,
     /// Pinned bytes by stack, the most first, if that was requested and the allocator's chunks are known.
     pub pinned: Vec<(u32, u64)>,
+    /// The census at the time of the look at the stacks, if it was requested and is usable.
+    pub census: Option<Census>,
     /// Why it ended early.
     pub stopped: Option<String>,
 }

@@ -1,6 +1,7 @@
 //! Replays of recorded programs, compared with the programs really run under the same settings and measured by the kernel.
 
 mod convert;
+mod explained;
 mod figures;
 mod hostile;
 mod running;
