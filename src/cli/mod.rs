@@ -26,6 +26,7 @@ mod record;
 mod replaying;
 pub mod report;
 pub mod run;
+mod saved;
 pub mod sites;
 mod stop;
 pub mod top;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::by::By;
 use super::frames::Frames;
 use super::help::examples;
-use super::{output, past};
+use super::{output, past, saved};
 use crate::error::{ExitStatus, Failed};
 use crate::profile::page::Layout;
 use crate::profile::text;
@@ -16,6 +16,7 @@ use crate::profile::{Profile, json, pprof};
 #[command(after_help = examples(&[
     ("fragprof report fragprof.pb.gz", "Live bytes by stack"),
     ("fragprof report fragprof.pb.gz --by pinned", "Stacks that keep free memory from being returned"),
+    ("fragprof report fragprof.pb.gz --by pinned --trace app.fpt", "The same, with what would be saved without each"),
     ("fragprof report --since 2h", "All processes in the agent's history of two hours"),
     ("fragprof report --since 2h -p PID", "One of them over time"),
 ]))]
@@ -44,6 +45,9 @@ pub struct ReportArgs {
     /// Callers to show per stack
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub callers: usize,
+    /// With --by pinned: replay this trace of the same recording without the blocks of each of the first stacks, and show what that saves
+    #[arg(long, value_name = "TRACE", conflicts_with = "since")]
+    pub trace: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -63,10 +67,20 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let file = args.file.as_deref().unwrap_or(Path::new(""));
     let profile = load(file)?.with_frames(args.frames.into());
     let view = By::view(args.by, &[(&profile, file)])?;
+    let layout = layout(args.top, args.callers);
+    let saved = match &args.trace {
+        Some(_) if args.by != Some(By::Pinned) => {
+            return Err(Failed::new(ExitStatus::Usage, "--trace shows what pinning stacks cost: it needs --by pinned").into());
+        }
+        Some(trace) => Some((saved::of(&profile, trace, (layout.top, layout.callers))?, trace)),
+        None => None,
+    };
     if args.json {
-        return output::print(&json::to_string(&profile, view.kind, args.top));
+        let without = saved.map(|(saved, _)| serde_json::to_value(saved)).transpose()?;
+        return output::print(&json::to_string_with(&profile, view.kind, args.top, without.as_ref()));
     }
-    output::print(&text::report(&profile, view, layout(args.top, args.callers)))
+    let column = saved.map(|(saved, trace)| saved.column(trace));
+    output::print(&text::report_with(&profile, view, layout, column.as_ref()))
 }
 
 /// The layout for standard output.

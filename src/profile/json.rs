@@ -20,6 +20,11 @@ use crate::frame::Frame;
 /// The JSON text of a profile, ending in a newline: stacks by descending value of `by`, at most `top` of them. Without `top` all of them,
 /// including those for which `by` is 0: what was freed is not live, but was allocated.
 pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String {
+    to_string_with(profile, by, top, None)
+}
+
+/// Like [`to_string`], with what would be saved without the first stacks, under `without`.
+pub fn to_string_with(profile: &Profile, by: ValueKind, top: Option<usize>, without: Option<&serde_json::Value>) -> String {
     let mut ranked = profile.ranked(by);
     let with_value = ranked.len();
     match top {
@@ -58,6 +63,7 @@ pub fn to_string(profile: &Profile, by: ValueKind, top: Option<usize>) -> String
         governed: &meta.governed,
         stacks_with_value: with_value,
         stacks: ranked.iter().map(|stack| row(profile, stack)).collect(),
+        without,
     };
     // Plain numbers, texts and lists: this cannot fail.
     let mut text = serde_json::to_string(&report).unwrap_or_default();
@@ -127,6 +133,8 @@ struct Report<'a> {
     governed: &'a [Governed],
     stacks_with_value: usize,
     stacks: Vec<StackRow<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    without: Option<&'a serde_json::Value>,
 }
 
 #[derive(Serialize)]

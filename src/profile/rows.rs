@@ -27,6 +27,8 @@ pub struct Row<'a> {
     pub errors: StandardErrors,
     /// Whether it is not a stack but a remainder ([`Profile::is_rest`]).
     pub is_rest: bool,
+    /// Its stacks.
+    pub stacks: Vec<&'a Stack>,
 }
 
 /// The visible parts of a frame: function, location and whether it is a guess.
@@ -74,6 +76,7 @@ pub fn of<'a>(profile: &'a Profile, stacks: Vec<&'a Stack>, kind: ValueKind, cal
             rests.push(BTreeSet::new());
         }
         let Some((row, above)) = rows.get_mut(index).zip(rests.get_mut(index)) else { continue };
+        row.stacks.push(stack);
         row.values.add(&stack.values);
         row.errors.add(&stack.errors);
         row.allocated_by.extend(glue::allocated_by(&frames));
@@ -95,6 +98,7 @@ fn new_row<'a>(profile: &'a Profile, stack: &'a Stack, frames: Vec<&'a Frame>) -
         values: Values::default(),
         errors: StandardErrors::default(),
         is_rest: profile.is_rest(stack),
+        stacks: Vec::new(),
     }
 }
 

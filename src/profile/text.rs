@@ -32,13 +32,29 @@ const COUNTERS_SHOWN_MAX: usize = 32;
 /// Processes shown in the header.
 const PROCESSES_SHOWN_MAX: usize = 16;
 
+/// One more column of the table, for its first rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Column {
+    /// Its head.
+    pub head: &'static str,
+    /// A cell for each row, from the first one on.
+    pub cells: Vec<String>,
+    /// What it means, in a sentence below the head.
+    pub note: String,
+}
+
 /// The report of a profile.
 pub fn report(profile: &Profile, view: View, layout: Layout) -> String {
+    report_with(profile, view, layout, None)
+}
+
+/// The report of a profile with one more column.
+pub fn report_with(profile: &Profile, view: View, layout: Layout, column: Option<&Column>) -> String {
     let mut page = Page::new(layout);
     header(&mut page, profile);
     ranking(&mut page, profile, view);
     page.line("");
-    stacks(&mut page, profile, view);
+    stacks(&mut page, profile, view, column);
     page.text
 }
 
@@ -480,7 +496,7 @@ fn ranking(page: &mut Page, profile: &Profile, view: View) {
     page.field("ranked by", &text);
 }
 
-fn stacks(page: &mut Page, profile: &Profile, view: View) {
+fn stacks(page: &mut Page, profile: &Profile, view: View, column: Option<&Column>) {
     let rows = rows::ranked(profile, view.kind, page.layout.callers);
     let value = |row: &Row<'_>| row.values.get(view.kind);
     let total = rows.iter().fold(0u64, |sum, row| sum.saturating_add(value(row)));
@@ -493,7 +509,11 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     // Estimates have one more column: the half-width of their 95 % interval.
     let estimates = profile.meta.mode.estimates() && !view.kind.is_seen();
     let error_head = if estimates { format!(" {:>11}", "±95%") } else { String::new() };
-    page.head(&format!("{:>10}{error_head} {:>6}{count_head}  STACK", view.head, "%"));
+    let more_head = column.map_or_else(String::new, |column| format!(" {:>11}", column.head));
+    page.head(&format!("{:>10}{error_head} {:>6}{count_head}{more_head}  STACK", view.head, "%"));
+    if let Some(column) = column {
+        page.faint(&column.note);
+    }
     let several = profile.meta.processes.len() > 1;
     let is_bound = |row: &Row<'_>| profile.is_lower_bound(row.pid, view.kind);
     if rows.iter().any(is_bound) {
@@ -505,12 +525,13 @@ fn stacks(page: &mut Page, profile: &Profile, view: View) {
     if rows.iter().any(is_kept) {
         page.faint("stacks known to keep what they allocate come first, marked `kept`");
     }
-    for row in rows.iter().take(page.layout.top) {
+    for (index, row) in rows.iter().take(page.layout.top).enumerate() {
+        let more = column.map_or_else(String::new, |column| format!(" {:>11}", column.cells.get(index).map_or("–", String::as_str)));
         let count = count.map(|count| format!(" {:>9}", count_of(row, count))).unwrap_or_default();
         let error = if is_bound(row) { String::new() } else { plus_minus(view.kind, row.errors.get(view.kind)) };
         let error = if estimates { format!(" {error:>11}") } else { String::new() };
         let text = if is_bound(row) { at_least(view.kind, value(row)) } else { number(view.kind, value(row)) };
-        let prefix = format!("{text:>10}{error} {:>6}{count}  ", percent(value(row), total));
+        let prefix = format!("{text:>10}{error} {:>6}{count}{more}  ", percent(value(row), total));
         let allocated_by = allocated_by(row) + if is_kept(row) { "; kept" } else { "" };
         page.stack(&prefix, &text_of(row, allocated_by.trim_start_matches("; "), several));
     }

@@ -1,5 +1,6 @@
 //! Replays of recorded programs, compared with the programs really run under the same settings and measured by the kernel.
 
+mod causes;
 mod convert;
 mod explained;
 mod figures;
