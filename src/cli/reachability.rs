@@ -9,7 +9,7 @@ use super::leaks::registers_of;
 use super::owners::main_owner;
 use crate::census::live::LiveMemory;
 use crate::census::{LayoutCache, Pace};
-use crate::fragmentation::verdict::{Kind, Verdict};
+use crate::fragmentation::verdict::{Kind, PINNED_BYTES_MIN, Verdict};
 use crate::retention::Leaks;
 use crate::retention::owners::{By, Owners, Wanted, survey};
 use crate::retention::scans::{Plan, scan};
@@ -19,10 +19,6 @@ use crate::units::{HumanBytes, counted, grouped};
 
 /// Heaps with more blocks are left to `owners` and `leaks`: the graph of this many takes a quarter of a gigabyte, and ten seconds.
 const BLOCKS_MAX: u64 = 4 << 20;
-/// Fewest pinned or blocked bytes for which owners are looked up.
-const BYTES_MIN: u64 = 1 << 20;
-/// If at least one in this many bytes of the heap is pinned, owners are looked up whatever the verdict.
-const PINNED_SHARE_MIN: u64 = 5;
 /// Most groups reported.
 const GROUPS_MAX: usize = 5;
 /// Scans after the first.
@@ -52,6 +48,9 @@ pub struct Part {
     pub blocks: u64,
     /// Their type, their owner, and the root from which they are reached first.
     pub words: String,
+    /// Of pinned bytes, those on pages on which nothing else lives: at most so many could be given back if only these blocks were elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pinned_alone_bytes: Option<u64>,
 }
 
 /// Blocks to which no pointer was seen.
@@ -89,9 +88,8 @@ impl Reachability {
         let mut found = Self::default();
         let has = |kinds: &[Kind]| verdict.findings.iter().any(|finding| kinds.contains(&finding.verdict));
         let ladder = &verdict.evidence.ladder;
-        let pinned = ladder.pinned_bytes.unwrap_or(0);
-        let is_pinned = pinned >= BYTES_MIN && (has(&[Kind::Fragmentation]) || pinned >= ladder.resident_bytes / PINNED_SHARE_MIN);
-        let is_kept = has(&[Kind::Hoarding, Kind::ArenaBlowUp]) && ladder.trimmable_bytes.unwrap_or(0) >= BYTES_MIN;
+        let is_pinned = verdict.has_pinned_bytes();
+        let is_kept = has(&[Kind::Hoarding, Kind::ArenaBlowUp]) && ladder.trimmable_bytes.unwrap_or(0) >= PINNED_BYTES_MIN;
         let grows = has(&[Kind::Leak, Kind::Growing]);
         if !(is_pinned || is_kept || grows) {
             return found;
@@ -130,32 +128,50 @@ impl Reachability {
     /// # Errors
     /// Those of `out`.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut part = |summary: &str, groups: &[Part], doubts: &[String]| -> io::Result<()> {
-            writeln!(out, "    {}", terminal(summary))?;
-            for group in groups {
-                writeln!(out, "      {:>10} in {}: {}", HumanBytes(group.bytes), counted(group.blocks, "block"), terminal(&group.words))?;
-            }
-            for doubt in doubts {
-                writeln!(out, "      doubt: {doubt}")?;
-            }
-            Ok(())
-        };
         if let Some(held) = &self.held_by {
-            part(&held.summary, &held.groups, &held.doubts)?;
+            held.write(out)?;
         }
         if let Some(unreached) = &self.unreached {
-            part(&unreached.summary, &unreached.groups, &unreached.doubts)?;
+            write_part(out, &unreached.summary, &unreached.groups, &unreached.doubts)?;
         }
         Ok(())
     }
+}
+
+impl HeldBy {
+    /// Writes it, indented.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        write_part(out, &self.summary, &self.groups, &self.doubts)
+    }
+}
+
+fn write_part(out: &mut dyn Write, summary: &str, groups: &[Part], doubts: &[String]) -> io::Result<()> {
+    writeln!(out, "    {}", terminal(summary))?;
+    for group in groups {
+        writeln!(out, "      {:>10} in {}: {}", HumanBytes(group.bytes), counted(group.blocks, "block"), terminal(&group.words))?;
+        if let Some(bytes) = group.pinned_alone_bytes {
+            writeln!(out, "      {:>10} if only these were elsewhere: up to {} could be given back", "", HumanBytes(bytes))?;
+        }
+    }
+    for doubt in doubts {
+        writeln!(out, "      doubt: {doubt}")?;
+    }
+    Ok(())
 }
 
 /// The owners of the bytes that `by` ranks by; `None` if there are none.
 fn held_by(owners: &Owners, by: By) -> Option<HeldBy> {
     let (what, bytes) = if by == By::Blocked { ("blocked", owners.blocked_bytes) } else { ("pinned", owners.pinned_bytes) };
     let summary = main_owner(owners, by)?;
-    let of_share =
-        |share: &crate::retention::shares::Share| Part { bytes: share.sums.by(by), blocks: share.sums.blocks, words: share.words() };
+    let of_share = |share: &crate::retention::shares::Share| Part {
+        bytes: share.sums.by(by),
+        blocks: share.sums.blocks,
+        words: share.words(),
+        pinned_alone_bytes: (by == By::Pinned).then_some(share.pinned_alone_bytes),
+    };
     let groups = owners.shares.iter().take(GROUPS_MAX).map(of_share).filter(|part| part.bytes > 0).collect();
     Some(HeldBy { what, bytes, summary, groups, doubts: doubts(&owners.doubts) })
 }
@@ -172,6 +188,7 @@ fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached,
         bytes: group.all_bytes(),
         blocks: group.blocks + group.held_blocks,
         words: format!("{}, {} B", group.words(), group.size_bytes),
+        pinned_alone_bytes: None,
     };
     let summary = if leaks.unreached_blocks == 0 {
         format!("all {} blocks are still pointed to: what grows is retained, not lost ({} scans)", grouped(leaks.live_blocks), leaks.looks)

@@ -169,6 +169,14 @@ fn of_leak(profile: &Profile, process: &Process) -> Vec<Remedy> {
     list
 }
 
+/// Remedies for the pinned bytes of a process: the stacks that pin most by a profile that measured them. Empty if it did not.
+#[must_use]
+pub fn against_pinning(profile: &Profile, pid: u32) -> Vec<Remedy> {
+    let process = profile.meta.processes.iter().find(|process| process.pid == pid);
+    let measured = process.filter(|_| profile.meta.kinds.contains(ValueKind::PinnedSpace));
+    measured.map_or_else(Vec::new, |process| of_fragmentation(&by_title(profile), process))
+}
+
 /// Remedies for fragmentation: the stacks that pin most, or, if that is not known, those whose blocks live long.
 fn of_fragmentation(profile: &Profile, process: &Process) -> Vec<Remedy> {
     let remedy = |(name, stack, bytes): (String, &Stack, u64)| Remedy {

@@ -234,7 +234,21 @@ pub fn judge(census: &Census, change: Option<Change>) -> Verdict {
     Verdict::of(findings, evidence, remedies, unknowns, sources)
 }
 
+/// Fewest pinned bytes for which it is worth knowing what holds them.
+pub const PINNED_BYTES_MIN: u64 = 1 << 20;
+/// If at least one in this many bytes of the heap is pinned, that is worth knowing whatever the verdict.
+const PINNED_SHARE_MIN: u64 = 5;
+
 impl Verdict {
+    /// Whether so much is pinned that it is worth knowing by what.
+    #[must_use]
+    pub fn has_pinned_bytes(&self) -> bool {
+        let ladder = &self.evidence.ladder;
+        let pinned = ladder.pinned_bytes.unwrap_or(0);
+        let is_finding = self.findings.iter().any(|finding| finding.verdict == Kind::Fragmentation);
+        pinned >= PINNED_BYTES_MIN && (is_finding || pinned >= ladder.resident_bytes / PINNED_SHARE_MIN)
+    }
+
     /// The verdict made of some findings, of which the first gives its kind.
     pub(super) fn of(
         findings: Vec<Finding>,

@@ -10,6 +10,7 @@ use super::describe::{Describer, first_words};
 pub use super::holdings::By;
 use super::holdings::{Holdings, Sums};
 use super::limit;
+use super::pinned::pinned_alone;
 use super::scans::{Doubts, Image, ScanError};
 use super::shares::{self, Share, Shares};
 use crate::census::memory::Memory;
@@ -213,11 +214,22 @@ pub fn survey(
             String::new()
         },
         path,
-        shares: if wanted.with_shares { Shares::of(&mut describer, by, &firsts).groups } else { Vec::new() },
+        shares: if wanted.with_shares { shares_of(memory, &taken, &mut describer, by, &firsts) } else { Vec::new() },
         doubts: holdings.doubts.clone(),
         table_bytes: holdings.table_bytes,
         duration_s: began.elapsed().as_secs_f64(),
     })
+}
+
+/// All blocks in groups; ranked by pinned bytes, with what each group pins alone.
+fn shares_of(memory: &dyn Memory, taken: &Taken, describer: &mut Describer<'_>, by: By, firsts: &[u64]) -> Vec<Share> {
+    let mut shares = Shares::of(describer, by, firsts);
+    if by == By::Pinned {
+        let blocks = &describer.holdings.blocks;
+        let alone = pinned_alone(memory, &taken.heaps, blocks, shares.groups.len(), |block| shares.group_of(block));
+        shares.groups.iter_mut().zip(alone).for_each(|(share, bytes)| share.pinned_alone_bytes = bytes);
+    }
+    shares.groups
 }
 
 fn unreached_bytes(holdings: &Holdings) -> u64 {

@@ -24,6 +24,9 @@ pub struct Share {
     pub kind: String,
     /// Their sums.
     pub sums: Sums,
+    /// Of the pinned bytes, those on pages on which no other group's blocks live: at most so many could be given back if only these blocks
+    /// were elsewhere. 0 unless ranked by pinned bytes.
+    pub pinned_alone_bytes: u64,
 }
 
 impl Share {
@@ -136,7 +139,7 @@ impl Shares {
                     What::Label(label, size) => format!("{}, {size} B", labels.name(label)),
                     What::Other => "others".to_owned(),
                 };
-                self.groups.push(Share { root, owner, kind, sums: Sums::default() });
+                self.groups.push(Share { root, owner, kind, sums: Sums::default(), pinned_alone_bytes: 0 });
             }
             if let Some(share) = self.groups.get_mut(place as usize) {
                 share.sums.add(&sums);
