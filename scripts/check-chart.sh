@@ -22,6 +22,9 @@ monitored=$(rendered --set prometheus.podMonitor.enabled=true)
 expect "$(count PodMonitor "$monitored")" 1 "a PodMonitor"
 old=$(rendered --set rights.oldKernel=true)
 expect "$(grep -c -- '- SYS_ADMIN' <<<"$old")" 1 "SYS_ADMIN for old kernels"
+filtered=$(rendered --set rights.reclaimFiltered=true,config.reclaim.enabled=true)
+expect "$(grep -c -- '- SYS_ADMIN' <<<"$filtered")" 1 "SYS_ADMIN for processes with seccomp filters"
+expect "$(grep -c -- '- SYS_ADMIN' <<<"$all" || true)" 0 "no SYS_ADMIN by default"
 expect "$(grep -c 'hostPath:' <<<"$all")" 1 "history on the node"
 short=$(rendered --set history.kind=emptyDir)
 expect "$(grep -c 'emptyDir:' <<<"$short")" 1 "history that ends with the pod"
@@ -32,7 +35,7 @@ secured=$(rendered --set config.push.url=https://pyroscope.monitoring,push.files
 expect "$(grep -c 'secretName: pyroscope-tls' <<<"$secured")" 1 "the Secret with certificates"
 expect "$(grep -c 'port: 443' <<<"$secured")" 1 "egress to the port of https"
 expect "$(grep -c 'tls = { ca_file = "/etc/fragprof-push/ca.crt" }' <<<"$secured")" 1 "the authority's file"
-for shape in "$all" "$bare" "$monitored" "$old" "$short" "$pushed" "$secured"; do
+for shape in "$all" "$bare" "$monitored" "$old" "$filtered" "$short" "$pushed" "$secured"; do
 	check-manifests <<<"$shape"
 done
 kustomize build deploy/kubernetes | check-manifests

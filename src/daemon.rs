@@ -14,11 +14,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 
 use crate::agent::collect::{Collector, Command, Heartbeat, start};
-use crate::agent::config::{Config, ConfigError, GovernedConfig, LeaksConfig, ListeningConfig, TrimConfig};
+use crate::agent::config::{Config, ConfigError, GovernedConfig, LeaksConfig, ListeningConfig, ReclaimConfig};
 use crate::agent::notify::Notifier;
 use crate::agent::push::{Destination, Pusher, Target};
 use crate::agent::worker::Worker;
-use crate::agent::{governed, leaks, listening, privileges, socket, trim};
+use crate::agent::{governed, leaks, listening, privileges, reclaim, socket};
 use crate::model::attribution::Attributions;
 use crate::model::snapshot::Published;
 use crate::server::listener::Bound;
@@ -96,7 +96,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let metrics_listener = config.server.metrics_listen.map(bind).transpose()?;
     let socket_path = config.server.socket(std::env::var("RUNTIME_DIRECTORY").ok().as_deref());
     let socket = socket_path.map(|path| socket::bind(&path).map_err(|source| AgentError::Socket { path, source })).transpose()?;
-    privileges::reduce();
+    privileges::reduce(config.reclaim.enabled && !config.reclaim.dry_run);
     let started = Instant::now();
     let published = Arc::new(Published::new(started));
     let heartbeat = Arc::new(Heartbeat::new(started));
@@ -146,7 +146,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         listening::start(config.listening.clone(), recordings, state.listening()).map_err(system("start the listener's thread"))?;
     let looker = leaks::start(config.leaks.clone(), Arc::clone(&published), Arc::clone(&attributions), state.leaks())
         .map_err(system("start the thread that scans for leaks"))?;
-    let trimmer = trim::start(config.trim.clone(), Arc::clone(&published), Some(keeper.clone()), state.trim())
+    let reclaimer = reclaim::start(config.reclaim.clone(), Arc::clone(&published), Some(keeper.clone()), state.reclaim())
         .map_err(system("start the thread that gives memory back"))?;
     let pusher = pusher(&config, &published)?;
     if let Some(pusher) = &pusher {
@@ -163,7 +163,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
             break;
         }
         if signals.reload.swap(false, Ordering::Relaxed) {
-            reload(path.as_deref(), &state, &commands, (&governor, &listener, &looker, &trimmer), &notifier);
+            reload(path.as_deref(), &state, &commands, (&governor, &listener, &looker, &reclaimer), &notifier);
         }
         if census.is_finished() {
             return Err(AgentError::ThreadEnded("census"));
@@ -177,8 +177,8 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
         if looker.is_finished() {
             return Err(AgentError::ThreadEnded("leaks"));
         }
-        if trimmer.is_finished() {
-            return Err(AgentError::ThreadEnded("trim"));
+        if reclaimer.is_finished() {
+            return Err(AgentError::ThreadEnded("reclaim"));
         }
         if servers.iter().any(Server::is_finished) {
             return Err(AgentError::ThreadEnded("HTTP"));
@@ -197,7 +197,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     // An examination in progress has nothing to detach: the process ends without waiting for it.
     looker.stop(Duration::ZERO);
     // Nor has a call in progress.
-    trimmer.stop(Duration::ZERO);
+    reclaimer.stop(Duration::ZERO);
     if let Some(pusher) = &pusher {
         pusher.stop();
     }
@@ -263,7 +263,12 @@ fn reload(
     path: Option<&Path>,
     state: &ServerState,
     commands: &mpsc::Sender<Command>,
-    (governor, listener, looker, trimmer): (&Worker<GovernedConfig>, &Worker<ListeningConfig>, &Worker<LeaksConfig>, &Worker<TrimConfig>),
+    (governor, listener, looker, reclaimer): (
+        &Worker<GovernedConfig>,
+        &Worker<ListeningConfig>,
+        &Worker<LeaksConfig>,
+        &Worker<ReclaimConfig>,
+    ),
     notifier: &Notifier,
 ) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -284,7 +289,7 @@ fn reload(
             governor.reload(config.governed.clone());
             listener.reload(config.listening.clone());
             looker.reload(config.leaks.clone());
-            trimmer.reload(config.trim.clone());
+            reclaimer.reload(config.reclaim.clone());
             allow_recordings(state, &config);
             Command::Reload(Box::new(config))
         }

@@ -16,6 +16,7 @@ use super::config::Config;
 use super::containers::Containers;
 use super::discovery::{Scan, Scanner};
 use super::flight::Flight;
+use super::outcomes::{Outcomes, settings_of};
 use super::own::{own_rss_bytes, thread_cpu};
 use super::rules::Rules;
 use super::schedule::{Next, next};
@@ -85,6 +86,7 @@ pub struct Collector {
     attributions: Arc<Attributions>,
     keeper: Option<Keeper>,
     flight: Flight,
+    outcomes: Outcomes,
     /// Processes found to have ended since the last scan of the process list.
     ended: Vec<Arc<ProcessSample>>,
     watches: BTreeMap<Identity, Watch>,
@@ -122,6 +124,7 @@ impl Collector {
             attributions,
             keeper: None,
             flight: Flight::default(),
+            outcomes: Outcomes::default(),
             ended: Vec::new(),
             watches: BTreeMap::new(),
             small: Arc::default(),
@@ -289,6 +292,7 @@ impl Collector {
                     watch
                 }
                 None => {
+                    self.outcomes.started(identity, settings_of(identity.process.pid));
                     let sample = ProcessSample {
                         surroundings: self.containers.of_new(identity.process.pid),
                         ..ProcessSample::new(identity, comm, uid, rss_bytes)
@@ -304,6 +308,7 @@ impl Collector {
         let watched = self.watches.iter();
         self.attributions.follow(watched.map(|(identity, watch)| (identity.process, watch.sample.surroundings.container.clone())));
         self.tell_of_ended(before.into_values().map(|watch| watch.sample).collect());
+        self.check_outcomes();
         self.look_at_limits();
     }
 

@@ -14,7 +14,7 @@ use thiserror::Error;
 pub use push::{PushConfig, PushProtocol, PushTlsConfig};
 pub use sections::{
     BudgetRule, CensusConfig, ContainersConfig, CriSocket, DiscoveryConfig, FlightConfig, GovernedConfig, HistoryConfig, LeaksConfig,
-    ListeningConfig, MetricsConfig, ProfileConfig, ServerConfig, TrimConfig, TrimRule,
+    ListeningConfig, MetricsConfig, ProfileConfig, ReclaimConfig, ReclaimRule, ServerConfig,
 };
 
 /// The configuration file that is read if none is named.
@@ -118,7 +118,7 @@ pub struct Config {
     /// Scans for blocks to which nothing points.
     pub leaks: LeaksConfig,
     /// Giving free memory back.
-    pub trim: TrimConfig,
+    pub reclaim: ReclaimConfig,
     /// What `/metrics` shows.
     pub metrics: MetricsConfig,
     /// The history.
@@ -206,24 +206,24 @@ impl Config {
         range("leaks.heap_max_mib", self.leaks.heap_max_mib, 1, 1 << 20, "from 1 MiB to 1 TiB")?;
         range("leaks.memory_mib", self.leaks.memory_mib, 1, 1 << 20, "from 1 MiB to 1 TiB")?;
         range("leaks.pause_per_mib_us", self.leaks.pause_per_mib_us, 0, 1_000_000, "up to a second")?;
-        range("trim.trimmable_min_mib", self.trim.trimmable_min_mib, 1, 1 << 24, "from 1 MiB to 16 TiB")?;
-        range("trim.quiet_s", self.trim.quiet_s, 0, 86400, "from 0 to 86400")?;
-        range("trim.interval_s", self.trim.interval_s, 1, 31_536_000, "from a second to a year")?;
-        range("trim.calls_per_hour_max", self.trim.calls_per_hour_max.into(), 1, 3600, "from 1 to 3600")?;
-        range("trim.max_stall_ms", self.trim.max_stall_ms, 1, 600_000, "from 1 to 600000")?;
-        range("trim.pause_per_mib_us", self.trim.pause_per_mib_us, 0, 1_000_000, "up to a second")?;
+        range("reclaim.trimmable_min_mib", self.reclaim.trimmable_min_mib, 1, 1 << 24, "from 1 MiB to 16 TiB")?;
+        range("reclaim.quiet_s", self.reclaim.quiet_s, 0, 86400, "from 0 to 86400")?;
+        range("reclaim.interval_s", self.reclaim.interval_s, 1, 31_536_000, "from a second to a year")?;
+        range("reclaim.calls_per_hour_max", self.reclaim.calls_per_hour_max.into(), 1, 3600, "from 1 to 3600")?;
+        range("reclaim.max_stall_ms", self.reclaim.max_stall_ms, 1, 600_000, "from 1 to 600000")?;
+        range("reclaim.pause_per_mib_us", self.reclaim.pause_per_mib_us, 0, 1_000_000, "up to a second")?;
         let percents = [
-            ("trim.trimmable_min_percent", self.trim.trimmable_min_percent),
-            ("trim.pressure_min_percent", self.trim.pressure_min_percent),
-            ("trim.limit_min_percent", self.trim.limit_min_percent),
+            ("reclaim.trimmable_min_percent", self.reclaim.trimmable_min_percent),
+            ("reclaim.pressure_min_percent", self.reclaim.pressure_min_percent),
+            ("reclaim.limit_min_percent", self.reclaim.limit_min_percent),
         ];
         for (key, percent) in percents {
             if !(percent.is_finite() && (0.0..=100.0).contains(&percent)) {
                 return Err(ConfigError::Range { key, value: percent.to_string(), allowed: "from 0 to 100 percent" });
             }
         }
-        if self.trim.rules.iter().any(|rule| rule.command.is_none() && rule.cgroup.is_none() && rule.workload.is_none()) {
-            return Err(ConfigError::Setting { key: "trim.rules", reason: "a rule must name a command, a cgroup or a workload".into() });
+        if self.reclaim.rules.iter().any(|rule| rule.command.is_none() && rule.cgroup.is_none() && rule.workload.is_none()) {
+            return Err(ConfigError::Setting { key: "reclaim.rules", reason: "a rule must name a command, a cgroup or a workload".into() });
         }
         let overrides = self.governed.overrides.iter().map(|rule| ("governed.overrides.budget_percent", rule.budget_percent));
         let shares = [
@@ -330,9 +330,9 @@ mod tests {
             ("[census]\nbudget_percent = nan", "census.budget_percent"),
             ("[census]\ntop_interval_s = 0", "census.top_interval_s"),
             ("[discovery]\nprocesses_max = 0", "discovery.processes_max"),
-            ("[trim]\nmax_stall_ms = 0", "trim.max_stall_ms"),
-            ("[trim]\nlimit_min_percent = 101.0", "trim.limit_min_percent"),
-            ("[[trim.rules]]", "trim.rules"),
+            ("[reclaim]\nmax_stall_ms = 0", "reclaim.max_stall_ms"),
+            ("[reclaim]\nlimit_min_percent = 101.0", "reclaim.limit_min_percent"),
+            ("[[reclaim.rules]]", "reclaim.rules"),
             ("[metrics]\nprocesses_max = 100000", "metrics.processes_max"),
         ] {
             let error = parse(text).unwrap_err().to_string();

@@ -14,7 +14,7 @@ use crate::model::sample::ProcessSample;
 use crate::model::view::{LimitView, ProcessView, unix_s};
 use crate::process::handle::read_bounded;
 use crate::store::keeper::{Record, event_id};
-use crate::store::view::{EventKind, EventView, TrimView};
+use crate::store::view::{EventKind, EventView, OutcomeView, TrimView};
 use crate::units::HumanBytes;
 
 /// Share of the limit, in percent, above which it counts as nearly reached.
@@ -91,15 +91,31 @@ impl Flight {
         records
     }
 
+    /// Records a process that runs with an advised setting and was compared with the one before.
+    pub fn compared(&mut self, one: &ProcessSample, outcome: OutcomeView) -> Record {
+        let evidence = format!(
+            "{} saved {}{} ({}{} predicted): {}",
+            outcome.applied,
+            if outcome.saved_bytes < 0 { "−" } else { "" },
+            HumanBytes(outcome.saved_bytes.unsigned_abs()),
+            if outcome.at_most { "at most " } else { "" },
+            HumanBytes(outcome.predicted_bytes),
+            outcome.basis
+        );
+        let mut record = self.record(EventKind::Setting, one, evidence);
+        record.event.outcome = Some(outcome);
+        record
+    }
+
     fn record(&mut self, kind: EventKind, one: &ProcessSample, evidence: String) -> Record {
         record(kind, one, evidence, &mut self.last_id)
     }
 }
 
 /// A record of memory that was given back.
-pub(super) fn trimmed(one: &ProcessSample, evidence: String, trim: TrimView, last_id: &mut u64) -> Record {
+pub(super) fn trimmed(one: &ProcessSample, evidence: String, trim: TrimView, outcome: Option<OutcomeView>, last_id: &mut u64) -> Record {
     let mut record = record(EventKind::Trim, one, evidence, last_id);
-    record.event.trim = Some(trim);
+    (record.event.trim, record.event.outcome) = (Some(trim), outcome);
     record
 }
 
@@ -120,6 +136,7 @@ fn record(kind: EventKind, one: &ProcessSample, evidence: String, last_id: &mut 
         process,
         profile_by: profile_by.unwrap_or_default(),
         trim: None,
+        outcome: None,
     };
     Record { event, profile: best.map(|known| Arc::clone(&known.profile)) }
 }
@@ -179,6 +196,7 @@ fn summary(kind: EventKind, process: &ProcessView) -> String {
         EventKind::MemoryLimit => "is near its memory limit",
         EventKind::Exit => "ended",
         EventKind::Trim => "was to give memory back",
+        EventKind::Setting => "runs with a setting that was advised",
     };
     let name = crate::sanitize::terminal(&process.comm);
     let mut text = format!("{name} (pid {}) {what}: {} resident", process.pid, HumanBytes(process.rss_bytes));

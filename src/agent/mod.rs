@@ -13,7 +13,8 @@
 //!
 //! Files: [`config`] settings, [`rules`] which processes are watched, [`discovery`] finding them, [`containers`] their containers, [`cri`] names
 //! of containers, [`budget`] CPU time, [`schedule`] what comes next and what is shed, [`collect`] the loop, [`flight`] flight records,
-//! [`governed`] attribution in windows, [`listening`] samples from emitters, [`leaks`] blocks to which nothing points, [`trim`] giving memory back, [`need`] which processes
+//! [`governed`] attribution in windows, [`listening`] samples from emitters, [`leaks`] blocks to which nothing points, [`reclaim`] giving memory back, [`outcomes`] whether advised
+//! settings saved what was predicted, [`need`] which processes
 //! need attribution most, [`push`] profiles to a server, [`notify`] the service manager, [`socket`] the unix socket, [`privileges`] dropping
 //! privileges.
 
@@ -29,13 +30,14 @@ pub mod leaks;
 pub mod listening;
 pub mod need;
 pub mod notify;
+pub mod outcomes;
 mod own;
 pub mod privileges;
 pub mod push;
+pub mod reclaim;
 pub mod rules;
 pub mod schedule;
 pub mod socket;
-pub mod trim;
 pub mod worker;
 
 pub use config::Config;

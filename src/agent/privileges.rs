@@ -3,6 +3,7 @@
 //!
 //! Called on the main thread before others exist: capabilities are per thread, and new threads inherit them. CAP_SYS_ADMIN and
 //! CAP_SYS_RESOURCE are for kernels without uprobe_multi: they are kept only if a trial shows that uprobe_multi does not work without them.
+//! CAP_SYS_ADMIN is also what the kernel asks for before it shows a process's seccomp filters: it is kept if memory is given back by policy.
 
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
@@ -11,8 +12,8 @@ use rustix::thread::{
 use crate::capture::has_uprobe_multi;
 use crate::probe::features::Capability;
 
-/// Drops them. Never fails: what cannot be dropped is kept and logged; the agent works either way.
-pub fn reduce() {
+/// Drops them. CAP_SYS_ADMIN stays if `needs_admin`. Never fails: what cannot be dropped is kept and logged; the agent works either way.
+pub fn reduce(needs_admin: bool) {
     if let Err(error) = set_no_new_privs(true) {
         tracing::warn!("cannot set no_new_privs: {error}");
     }
@@ -24,7 +25,8 @@ pub fn reduce() {
             return;
         }
     };
-    let keep = if is_enough(all - OF_OLD_KERNELS, held) { all - OF_OLD_KERNELS } else { all };
+    let mut keep = if is_enough(all - OF_OLD_KERNELS, held) { all - OF_OLD_KERNELS } else { all };
+    keep.set(CapabilitySet::SYS_ADMIN, needs_admin || keep.contains(CapabilitySet::SYS_ADMIN));
     // Only CAP_SETPCAP allows narrowing the bounding set; without it the agent is not root on a plain host, and in a container the runtime
     // has narrowed it.
     if held.effective.contains(CapabilitySet::SETPCAP) {
@@ -70,7 +72,7 @@ mod tests {
     fn only_the_needed_capabilities_are_left() {
         // Capabilities are the thread's own: the other tests keep theirs.
         let left = std::thread::spawn(|| {
-            reduce();
+            reduce(false);
             std::fs::read_to_string("/proc/thread-self/status").unwrap()
         });
         let status = left.join().unwrap();
@@ -86,5 +88,19 @@ mod tests {
         if has_uprobe_multi() {
             assert_eq!(set("CapPrm:") & of_old_kernels, 0, "{status}");
         }
+    }
+
+    #[test]
+    fn the_right_to_see_seccomp_filters_is_kept_only_where_memory_is_given_back() {
+        let left = |needs_admin: bool| {
+            let reduced = std::thread::spawn(move || {
+                reduce(needs_admin);
+                capabilities(None).unwrap().permitted.contains(CapabilitySet::SYS_ADMIN)
+            });
+            reduced.join().unwrap()
+        };
+        let held = capabilities(None).unwrap().permitted.contains(CapabilitySet::SYS_ADMIN);
+        assert_eq!(left(true), held);
+        assert_eq!(left(false), held && !has_uprobe_multi());
     }
 }

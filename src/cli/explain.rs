@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 use serde::Serialize;
@@ -13,7 +13,7 @@ use super::help::examples;
 use super::reachability::Reachability;
 use super::record::parse_duration;
 use super::replaying::is_trace;
-use super::{output, progress, report};
+use super::{output, past, progress, report};
 use crate::census::live::LiveMemory;
 use crate::census::{Census, LayoutCache, Level, Options, Pace, take};
 use crate::emitter::Finder;
@@ -21,11 +21,15 @@ use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::recorded;
 use crate::fragmentation::trend::LOOKS_MIN;
 use crate::fragmentation::verdict::{Change, Remedy, Source, TrendSample, TrendSamples, Verdict, judge};
+use crate::model::view::unix_s;
 use crate::probe::features::Features;
 use crate::process::Process;
 use crate::process::container::{CgroupMemory, Container, Hierarchies, Surroundings};
+use crate::profile::ValueKind;
 use crate::profile::coverage::Coverage;
 use crate::sanitize::terminal;
+use crate::store::Reader;
+use crate::store::view::TrackRecord;
 use crate::units::{HumanBytes, HumanDuration, Pid, counted};
 
 /// Default time over which samples of a process are taken.
@@ -64,6 +68,9 @@ pub struct ExplainArgs {
     /// Do not scan the heap for what holds the pinned bytes, or for blocks to which no pointer is left
     #[arg(long)]
     pub no_owners: bool,
+    /// Directory of the agent's history, for what earlier predictions were worth [default: /var/lib/fragprof, if it can be read]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub history: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -97,7 +104,7 @@ fn check_file(args: &ExplainArgs) -> Result<(), Failed> {
 fn of_trace(args: &ExplainArgs) -> anyhow::Result<()> {
     check_file(args)?;
     let Judged { comm, pid, verdict } = judged(&args.what)?;
-    print(args, &comm, pid, &verdict, &Surroundings::default(), None, &Reachability::default())
+    print(args, &comm, pid, &verdict, &Beside::default())
 }
 
 fn of_profile(args: &ExplainArgs) -> anyhow::Result<()> {
@@ -105,8 +112,8 @@ fn of_profile(args: &ExplainArgs) -> anyhow::Result<()> {
     let file = args.what.display();
     let profile = report::load(&args.what)?;
     let (process, verdict) = recorded::judge(&profile).ok_or_else(|| usage(format!("{file} does not say which process it is from")))?;
-    let coverage = Coverage::of(&profile);
-    print(args, &process.comm, process.pid, &verdict, &Surroundings::default(), Some(&coverage), &Reachability::default())
+    let beside = Beside { coverage: Some(Coverage::of(&profile)), ..Beside::default() };
+    print(args, &process.comm, process.pid, &verdict, &beside)
 }
 
 /// Takes censuses, and judges.
@@ -126,13 +133,29 @@ fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
         return Err(Failed::new(ExitStatus::Target, format!("process {pid} ended while it was being read")).into());
     }
     let surroundings = Surroundings::of(Pid(pid), &Hierarchies::find());
+    let mut track_record = Vec::new();
+    if let Some(reader) = past::open_if_any(args.history.as_deref())? {
+        add_pinning_stacks(&reader, memory.process(), &mut verdict)?;
+        track_record = self::track_record(&reader, memory.process(), &verdict)?;
+    }
     verdict.unknowns.extend(reachability.left_out.iter().cloned());
     if seen.unusable > 0 && !over.is_zero() {
         let count = counted(seen.unusable as u64, "sample");
         verdict.unknowns.push(format!("what {count} would have shown: too much of the heap changed during the census"));
     }
     verdict.sources.push(Source::new("stacks", stacks_of(memory.process())));
-    print(args, &comm, pid, &verdict, &surroundings, None, &reachability)
+    print(args, &comm, pid, &verdict, &Beside { surroundings, coverage: None, reachability, track_record })
+}
+
+/// What earlier predictions of a verdict's remedies were worth, from the agent's history.
+fn track_record(reader: &Reader, process: &Process, verdict: &Verdict) -> anyhow::Result<Vec<TrackRecord>> {
+    let id = process.id();
+    let asked = reader.workload_of(id.pid.0, id.start_ticks).and_then(|workload| {
+        // A process that the agent does not watch has no container's name.
+        reader.track_records(workload.as_deref().unwrap_or(process.comm()))
+    });
+    let named = |record: &TrackRecord| verdict.remedies.iter().any(|remedy| remedy.action == record.action);
+    Ok(asked?.into_iter().filter(named).collect())
 }
 
 /// Blocks in use of all heaps.
@@ -203,18 +226,33 @@ fn stacks_of(process: &Process) -> String {
     )
 }
 
-fn print(
-    args: &ExplainArgs,
-    comm: &str,
-    pid: u32,
-    verdict: &Verdict,
-    surroundings: &Surroundings,
-    coverage: Option<&Coverage>,
-    reachability: &Reachability,
-) -> anyhow::Result<()> {
+/// The stacks that pin, from the last profile of the process in the agent's history that measured them.
+fn add_pinning_stacks(reader: &Reader, process: &Process, verdict: &mut Verdict) -> anyhow::Result<()> {
+    let id = process.id();
+    let now = unix_s(SystemTime::now());
+    let Some(found) = reader.find(id.pid.0, Some(id.start_ticks))?.filter(|_| verdict.has_pinned_bytes()) else { return Ok(()) };
+    let Some((profile, at)) = reader.profile_at(&found, ValueKind::PinnedSpace, now)? else { return Ok(()) };
+    verdict.remedies.extend(recorded::against_pinning(&profile, id.pid.0));
+    let source = format!("the agent's profile of {} ago", HumanDuration((now - at).max(0.0)));
+    verdict.sources.push(Source::new("stacks that pin", source));
+    Ok(())
+}
+
+/// What is shown beside a verdict.
+#[derive(Default)]
+struct Beside {
+    surroundings: Surroundings,
+    /// For a profile.
+    coverage: Option<Coverage>,
+    reachability: Reachability,
+    /// For a process.
+    track_record: Vec<TrackRecord>,
+}
+
+fn print(args: &ExplainArgs, comm: &str, pid: u32, verdict: &Verdict, beside: &Beside) -> anyhow::Result<()> {
     output::to_stdout(|out| match args.json {
-        true => write_json(out, verdict, surroundings, coverage, reachability),
-        false => write_text(out, (comm, pid), verdict, surroundings, coverage, reachability),
+        true => write_json(out, verdict, beside),
+        false => write_text(out, (comm, pid), verdict, beside),
     })
 }
 
@@ -233,15 +271,13 @@ struct Page<'a> {
     coverage: Option<&'a Coverage>,
     #[serde(flatten)]
     reachability: &'a Reachability,
+    /// What earlier predictions of the remedies were worth, by their `action`.
+    track_record: &'a [TrackRecord],
 }
 
-fn write_json(
-    out: &mut dyn Write,
-    verdict: &Verdict,
-    surroundings: &Surroundings,
-    coverage: Option<&Coverage>,
-    reachability: &Reachability,
-) -> io::Result<()> {
+fn write_json(out: &mut dyn Write, verdict: &Verdict, beside: &Beside) -> io::Result<()> {
+    let Beside { surroundings, coverage, reachability, track_record } = beside;
+    let coverage = coverage.as_ref();
     let page = Page {
         verdict,
         container: surroundings.container.as_deref(),
@@ -249,6 +285,7 @@ fn write_json(
         attributed_ratio: coverage.map(Coverage::attributed_ratio),
         coverage,
         reachability,
+        track_record,
     };
     serde_json::to_writer_pretty(&mut *out, &page)?;
     writeln!(out)
@@ -260,14 +297,8 @@ fn gain(remedy: &Remedy) -> String {
     remedy.predicted_bytes.map_or_else(|| "?".to_owned(), |bytes| format!("{limit}{}", HumanBytes(bytes)))
 }
 
-fn write_text(
-    out: &mut dyn Write,
-    (comm, pid): (&str, u32),
-    verdict: &Verdict,
-    surroundings: &Surroundings,
-    coverage: Option<&Coverage>,
-    reachability: &Reachability,
-) -> io::Result<()> {
+fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, beside: &Beside) -> io::Result<()> {
+    let Beside { surroundings, coverage, reachability, track_record } = beside;
     let name = serde_json::to_value(verdict.verdict)?;
     let confidence = serde_json::to_value(verdict.confidence)?;
     writeln!(
@@ -337,6 +368,9 @@ fn write_text(
     }
     for remedy in &verdict.remedies {
         writeln!(out, "  {:>12}  {}\n                ({})", gain(remedy), remedy.action, remedy.basis)?;
+        for record in track_record.iter().filter(|record| record.action == remedy.action) {
+            writeln!(out, "                {}", record.words())?;
+        }
     }
     for unknown in &verdict.unknowns {
         writeln!(out, "  not known: {unknown}")?;

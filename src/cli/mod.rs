@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand, with its arguments and a call of what does the work.
 
 pub mod agent;
+mod audit;
 pub mod bench;
 mod bench_governed;
 pub mod by;

@@ -38,6 +38,21 @@ pub fn open(directory: Option<&Path>) -> anyhow::Result<Reader> {
     Ok(Reader::new(opened?))
 }
 
+/// The same, or `None` if no directory is given and there is no history in the default one, or it may not be read.
+///
+/// # Errors
+/// If the given directory has none.
+pub fn open_if_any(directory: Option<&Path>) -> anyhow::Result<Option<Reader>> {
+    match open(directory) {
+        Ok(reader) => Ok(Some(reader)),
+        Err(error) if directory.is_some() => Err(error),
+        Err(error) => {
+            tracing::debug!("{error:#}");
+            Ok(None)
+        }
+    }
+}
+
 /// A time before now, or `@SECONDS` since the Unix epoch.
 ///
 /// # Errors

@@ -1,18 +1,31 @@
 //! `fragprof trim`: give free memory back to the kernel by a call of the process's own allocator.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::census::open;
 use super::help::examples;
 use super::output::{self, say};
+use super::reachability::{HeldBy, Reachability};
 use super::record::parse_duration;
-use crate::census::{LayoutCache, Pace};
+use super::{audit, past};
+use crate::agent::reclaim;
+use crate::census::{LayoutCache, Level, LiveMemory, Options, Pace, take};
 use crate::error::{ExitStatus, Failed};
+use crate::fragmentation::verdict::judge;
 use crate::inject::Ending;
+use crate::model::sample::{Identity, ProcessSample};
+use crate::process::Process;
+use crate::process::container::{Hierarchies, Surroundings};
 use crate::sanitize::terminal;
+use crate::store::write::Writer;
+use crate::store::{Database, Reader, StoreError};
+use crate::trim::audit::{after, before};
 use crate::trim::{self, Plan, Rate, Request, TrimRefusal, TrimReport};
 use crate::units::{HumanBytes, ShortDuration, counted};
 
@@ -47,6 +60,9 @@ pub struct TrimArgs {
     /// Bytes to keep at the end of the heap (glibc)
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub pad: u64,
+    /// Directory of the agent's history, in which the call is kept [default: /var/lib/fragprof, if there is a history]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub history: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -71,11 +87,23 @@ pub fn run(args: &TrimArgs) -> anyhow::Result<()> {
     if let Err(refusal) = &done {
         report.add_refusal(refusal);
     }
+    if report.call.is_some() && (report.ending.is_some() || report.refused.is_some()) {
+        audit::write(&after(audit::user(), &report));
+    }
+    if report.ending.is_some() {
+        keep(&memory, args, &report);
+    }
+    let pinned_by = pinned_by(&memory, args, &report);
     if args.json {
         output::to_stdout(|out| {
-            serde_json::to_writer_pretty(&mut *out, &report)?;
+            serde_json::to_writer_pretty(&mut *out, &Page { report: &report, pinned_by: pinned_by.as_ref() })?;
             writeln!(out)
         })?;
+    } else if let Some(held) = &pinned_by {
+        print(|out| {
+            writeln!(out, "{} of free bytes are pinned: they lie on pages that also hold blocks in use", HumanBytes(held.bytes))?;
+            held.write(out)
+        });
     }
     match done {
         Ok(()) => Ok(()),
@@ -86,7 +114,32 @@ pub fn run(args: &TrimArgs) -> anyhow::Result<()> {
     }
 }
 
-fn carry_out(memory: &crate::census::LiveMemory, args: &TrimArgs, asks: bool, report: &mut TrimReport) -> Result<(), TrimRefusal> {
+/// The report, with what pins the free bytes that no call gives back.
+#[derive(Serialize)]
+struct Page<'a> {
+    #[serde(flatten)]
+    report: &'a TrimReport,
+    /// If most free bytes are pinned, and nothing was done yet: the blocks that pin them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pinned_by: Option<&'a HeldBy>,
+}
+
+/// What pins the free bytes, where there is less to give back than is pinned. Reads the whole heap, so only where nothing is done to it.
+fn pinned_by(memory: &LiveMemory, args: &TrimArgs, report: &TrimReport) -> Option<HeldBy> {
+    let has_nothing = report.refused.as_ref().is_some_and(|refused| refused.name == "nothing");
+    if !has_nothing && !args.dry_run {
+        return None;
+    }
+    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: false };
+    let census = take(memory, args.pid, &report.comm, options, &mut LayoutCache::default()).ok()?.census;
+    let verdict = judge(&census, None);
+    let is_more = verdict.evidence.ladder.pinned_bytes > report.predicted_bytes;
+    let blocks = census.heaps.iter().filter_map(|heap| heap.live_allocations).fold(0, u64::saturating_add);
+    let wanted = is_more && verdict.has_pinned_bytes();
+    wanted.then(|| Reachability::of(memory, (args.pid, &report.comm), &verdict, blocks, true).held_by).flatten()
+}
+
+fn carry_out(memory: &LiveMemory, args: &TrimArgs, asks: bool, report: &mut TrimReport) -> Result<(), TrimRefusal> {
     let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
     let request = Request { pad_bytes: args.pad, stall_max: args.max_stall, pace };
     let mut layouts = LayoutCache::default();
@@ -108,12 +161,40 @@ fn carry_out(memory: &crate::census::LiveMemory, args: &TrimArgs, asks: bool, re
         plan = trim::plan(memory, &request, &rate, &mut layouts)?;
         report.add_plan(&plan);
     }
+    audit::write(&before(audit::user(), report));
     let outcome = trim::carry_out(memory, &plan, &request, &mut layouts)?;
     report.add_outcome(&outcome);
     if !args.json {
         print(|out| write_outcome(out, report));
     }
     Ok(())
+}
+
+/// Keeps the call in the agent's history, with what it saved beside what was predicted. That it cannot be kept does not matter to the process.
+fn keep(memory: &LiveMemory, args: &TrimArgs, report: &TrimReport) {
+    let directory = args.history.clone().unwrap_or_else(|| PathBuf::from(past::DEFAULT_DIRECTORY));
+    match write_record(memory.process(), &directory, report) {
+        Err(StoreError::Missing(_)) if args.history.is_none() => {}
+        Err(error) => tracing::warn!("the call is not kept in the history: {error}"),
+        Ok(()) => {}
+    }
+}
+
+fn write_record(process: &Process, directory: &Path, report: &TrimReport) -> Result<(), StoreError> {
+    let id = process.id();
+    let database = Database::open_to_append(directory)?;
+    let uid = std::fs::metadata(process.directory()).map_or(0, |metadata| metadata.uid());
+    let sample = ProcessSample {
+        surroundings: Surroundings::of(id.pid, &Hierarchies::find()),
+        ..ProcessSample::new(Identity { process: id, stack: 0 }, process.comm().to_owned(), uid, report.resident_after_bytes.unwrap_or(0))
+    };
+    let mut record = reclaim::record(&sample, report, reclaim::evidence(report, None), &mut 0);
+    // The names of containers are the agent's knowledge.
+    let known = Reader::new(database.clone()).workload_of(id.pid.0, id.start_ticks)?;
+    if let (Some(outcome), Some(workload)) = (&mut record.event.outcome, known) {
+        outcome.workload = workload;
+    }
+    Writer::new(database, String::new()).event(&record.event, None)
 }
 
 /// Prints to standard output. That it is closed does not matter: what is done to the process goes on.

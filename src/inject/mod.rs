@@ -91,6 +91,19 @@ pub enum Ending {
     Gone,
 }
 
+impl Ending {
+    /// In words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Returned => "returned",
+            Self::StillRuns => "still runs",
+            Self::NotBegun => "not begun",
+            Self::Gone => "the thread ended",
+        }
+    }
+}
+
 /// A call that was committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Made {

@@ -10,9 +10,9 @@ pub mod labels;
 pub mod leaks;
 pub mod listening;
 pub mod own;
+pub mod reclaim;
 #[cfg(test)]
 mod reference;
-pub mod trim;
 
 use std::time::Instant;
 

@@ -121,11 +121,13 @@ pub fn families(snapshot: &Snapshot, http: &HttpCounters, in_other: usize, now: 
 #[must_use]
 pub fn history(snapshot: &Snapshot, keeper: &KeeperCounters) -> Vec<Family> {
     let counters = &snapshot.counters;
-    let flights = EventKind::ALL.iter().map(|kind| kind.name()).zip(counters.flight_records.map(|count| count as f64));
+    let flights = EventKind::ALL.iter().zip(counters.flight_records);
+    // Trims have families of their own, and are made by another thread.
+    let flights = flights.filter(|(kind, _)| **kind != EventKind::Trim).map(|(kind, count)| (kind.name(), count as f64));
     vec![
         Family::counter(
             "fragprof_flight_records_total",
-            "Flight records of watched processes that the kernel killed for lack of memory (oom_kill), that came near their memory limit (memory_limit), or that ended (exit). Kills are counted by the cgroup; which process was killed is inferred if several ended at once.",
+            "Flight records of watched processes that the kernel killed for lack of memory (oom_kill), that came near their memory limit (memory_limit), that ended (exit), or that run with a setting advised for the process before them and were compared with it (setting). Kills are counted by the cgroup; which process was killed is inferred if several ended at once.",
         )
         .with_each("kind", flights),
         Family::counter("fragprof_flight_exits_passed_over_total", "Exits without a flight record: resident memory below flight.exit_rss_min_mib, or no census was taken.")

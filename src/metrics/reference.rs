@@ -15,7 +15,7 @@ use crate::model::attribution::{Attributed, Attributions, Rates};
 use crate::model::counters::GovernedSample;
 use crate::model::counters::ListeningSample;
 use crate::model::counters::PushCounters;
-use crate::model::counters::{LeakFound, LeaksSample, TrimSample};
+use crate::model::counters::{LeakFound, LeaksSample, ReclaimSample};
 use crate::model::sample::{HeapSample, Identity, ProcessSample, TimedCensus};
 use crate::model::snapshot::Snapshot;
 use crate::model::view::Growth;
@@ -120,7 +120,7 @@ fn tiers(now: Instant, known: &Known<'_>) -> String {
     let found = LeakFound { process: ProcessId { pid: Pid(1), start_ticks: 1 }, comm: "x".into(), blocks: 1, bytes: 1, at: now };
     families.extend(super::leaks::families(&LeaksSample { found: vec![found], ..LeaksSample::default() }, known, now));
     let refused = [("nothing", 1)].into_iter().collect();
-    families.extend(super::trim::families(&TrimSample { refused, ..TrimSample::default() }));
+    families.extend(super::reclaim::families(&ReclaimSample { refused, ..ReclaimSample::default() }));
     super::text(families).unwrap()
 }
 

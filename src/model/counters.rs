@@ -97,7 +97,7 @@ pub struct LeaksSample {
 
 /// State of the thread that gives memory back, for metrics.
 #[derive(Debug, Clone, Default)]
-pub struct TrimSample {
+pub struct ReclaimSample {
     /// Whether it is configured.
     pub enabled: bool,
     /// Whether it is only counted.

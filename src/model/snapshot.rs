@@ -53,7 +53,7 @@ pub struct AgentCounters {
     /// Watched processes that ended, or ran another program.
     pub ended: u64,
     /// Flight records by kind, in the order of [`crate::store::view::EventKind::ALL`].
-    pub flight_records: [u64; 3],
+    pub flight_records: [u64; 5],
     /// Exits of watched processes that were too small for a flight record.
     pub exits_passed_over: u64,
     /// Requested maps of an address space.

@@ -44,7 +44,7 @@ use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::SharedSample;
 use crate::agent::leaks::SharedLeaks;
 use crate::agent::listening::SharedListening;
-use crate::agent::trim::SharedTrim;
+use crate::agent::reclaim::SharedReclaim;
 use crate::agent::worker::lock;
 use crate::metrics;
 use crate::model::attribution::Attributions;
@@ -64,7 +64,7 @@ pub struct ServerState {
     governed: SharedSample,
     listening: SharedListening,
     leaks: SharedLeaks,
-    trim: SharedTrim,
+    reclaim: SharedReclaim,
     attributions: Arc<Attributions>,
     session: Arc<LazySession>,
     commands: mpsc::Sender<Command>,
@@ -119,7 +119,7 @@ impl ServerState {
             governed: SharedSample::default(),
             listening: SharedListening::default(),
             leaks: SharedLeaks::default(),
-            trim: SharedTrim::default(),
+            reclaim: SharedReclaim::default(),
             attributions,
             session,
             commands,
@@ -194,8 +194,8 @@ impl ServerState {
 
     /// The sample of the thread that gives memory back, for the metrics.
     #[must_use]
-    pub fn trim(&self) -> SharedTrim {
-        Arc::clone(&self.trim)
+    pub fn reclaim(&self) -> SharedReclaim {
+        Arc::clone(&self.reclaim)
     }
 
     /// Replaces the token.
@@ -310,7 +310,7 @@ async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
     let mut tiers = metrics::governed::families(&lock(&state.governed), &known);
     tiers.extend(metrics::listening::families(&lock(&state.listening), &known));
     tiers.extend(metrics::leaks::families(&lock(&state.leaks), &known, Instant::now()));
-    tiers.extend(metrics::trim::families(&lock(&state.trim)));
+    tiers.extend(metrics::reclaim::families(&lock(&state.reclaim)));
     let own = metrics::AgentCounters { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
     let text = metrics::exposition(&snapshot, &own, Instant::now()).and_then(|text| Ok(text + &metrics::text(tiers)?));
     match text {

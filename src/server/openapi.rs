@@ -6,7 +6,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::api::processes::AgentView;
+use super::api::processes::{AgentView, ExplainView};
 use super::api::stacks::RangeView;
 use crate::census::Census;
 use crate::fragmentation::verdict::Verdict;
@@ -72,9 +72,9 @@ const ENDPOINTS: &[Endpoint] = &[
     },
     Endpoint {
         path: "/api/v1/processes/{pid}/explain",
-        summary: "Its verdict: the object of `fragprof explain --json`.",
+        summary: "Its verdict, the object of `fragprof explain --json`, and what earlier predictions of its remedies were worth.",
         query: &[],
-        answer: "Verdict",
+        answer: "ExplainView",
         refusals: &[404],
     },
     Endpoint {
@@ -192,6 +192,7 @@ pub fn schemas() -> Map<String, Value> {
     add::<Leaks>(&mut generator);
     add::<Owners>(&mut generator);
     add::<Verdict>(&mut generator);
+    add::<ExplainView>(&mut generator);
     add::<MapView>(&mut generator);
     add::<ProfileView>(&mut generator);
     add::<RangeView>(&mut generator);

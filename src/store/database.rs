@@ -17,6 +17,9 @@ use super::row::COLUMNS;
 pub const FILE: &str = "history.db";
 /// Version of the tables (`user_version`). A file of version 1 is changed; one of any other version is renamed.
 const VERSION: i64 = 2;
+/// Remedies that were applied, one row per event that has one ([`super::outcome`]). Added to files that lack it: older agents ignore it.
+const OUTCOMES: &str = "CREATE TABLE IF NOT EXISTS outcome (id INTEGER PRIMARY KEY, workload TEXT NOT NULL, action TEXT NOT NULL,
+             at_most INTEGER NOT NULL, predicted_bytes INTEGER NOT NULL, saved_bytes INTEGER NOT NULL);";
 /// What makes a file of version 1 one of version 2.
 const FROM_VERSION_1: &str = "BEGIN; ALTER TABLE sample ADD COLUMN unreached_bytes INTEGER; PRAGMA user_version = 2; COMMIT;";
 /// How long a reader waits for a writer.
@@ -192,6 +195,26 @@ impl Database {
         Ok(Self::of(connect_to_read(&path)?, &path))
     }
 
+    /// Opens the history in a directory for adding an event beside the agent. Neither creates nor changes nor renames a file.
+    ///
+    /// # Errors
+    /// If there is none, it is of another version, or it cannot be written.
+    pub fn open_to_append(directory: &Path) -> Result<Self, StoreError> {
+        let path = directory.join(FILE);
+        if !path.exists() {
+            return Err(StoreError::Missing(path));
+        }
+        let fail = |source| StoreError::Sqlite { path: path.clone(), source };
+        let connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(fail)?;
+        connection.busy_timeout(BUSY).map_err(fail)?;
+        let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(fail)?;
+        if version != VERSION {
+            return Err(fail(other_version(version)));
+        }
+        connection.execute_batch(OUTCOMES).map_err(fail)?;
+        Ok(Self::of(connection, &path))
+    }
+
     /// Locks the connection.
     pub fn lock(&self) -> MutexGuard<'_, Connection> {
         lock(&self.connection)
@@ -239,10 +262,14 @@ fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     } else if version == 1 {
         connection.execute_batch(FROM_VERSION_1)?;
     } else if version != VERSION {
-        let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB);
-        return Err(rusqlite::Error::SqliteFailure(code, Some(format!("version {version}, not {VERSION}"))));
+        return Err(other_version(version));
     }
-    Ok(())
+    connection.execute_batch(OUTCOMES)
+}
+
+fn other_version(version: i64) -> rusqlite::Error {
+    let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB);
+    rusqlite::Error::SqliteFailure(code, Some(format!("version {version}, not {VERSION}")))
 }
 
 /// The name of a file next to another one.

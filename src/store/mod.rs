@@ -7,12 +7,13 @@
 //! Old samples are thinned, not deleted: the older, the longer the step that one row covers. SQLite in WAL mode preserves committed data when
 //! the agent is killed or the disk is full; failed writes are counted and retried with the next sample.
 //!
-//! Files: [`database`] opening and the tables, [`row`] one sample as a row, [`write`](mod@write), [`thin`] and limits, [`read`], [`view`]
-//! what is shown, [`keeper`] the thread.
+//! Files: [`database`] opening and the tables, [`row`] one sample as a row, [`write`](mod@write), [`thin`] and limits, [`read`], [`outcome`]
+//! what remedies saved, [`view`] what is shown, [`keeper`] the thread.
 
 mod clock;
 pub mod database;
 pub mod keeper;
+pub mod outcome;
 pub mod read;
 pub mod row;
 #[cfg(test)]

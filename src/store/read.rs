@@ -39,7 +39,7 @@ impl Reader {
         Self(database)
     }
 
-    fn with<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
+    pub(super) fn with<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
         ask(&self.0.lock()).map_err(self.0.fail())
     }
 

@@ -84,6 +84,7 @@ fn profiles_and_events_come_back_whole() {
         sample_age_s: Some(1.5),
         profile_by: vec!["live".into()],
         trim: None,
+        outcome: None,
     };
     writer.event(&event, Some(&shop())).unwrap();
     let reader = Reader::new(writer.database().clone());

@@ -130,6 +130,7 @@ fn remove_before(connection: &mut Connection, oldest: i64) -> rusqlite::Result<u
     let mut removed = transaction.execute("DELETE FROM sample WHERE at < ?1", [oldest])?;
     removed += transaction.execute("DELETE FROM profile WHERE at < ?1", [oldest])?;
     removed += transaction.execute("DELETE FROM event WHERE id < ?1", [oldest.saturating_mul(1_000_000)])?;
+    removed += transaction.execute("DELETE FROM outcome WHERE id < ?1", [oldest.saturating_mul(1_000_000)])?;
     if removed > 0 {
         transaction.execute(
             "DELETE FROM process WHERE NOT EXISTS (SELECT 1 FROM sample WHERE process = process.id)

@@ -101,11 +101,13 @@ pub enum EventKind {
     Exit,
     /// It was made to give free memory back, or would have been in a dry run.
     Trim,
+    /// It runs with a setting that was advised for an earlier process of the same workload, and was compared with that.
+    Setting,
 }
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::OomKill, Self::MemoryLimit, Self::Exit, Self::Trim];
+    pub const ALL: [Self; 5] = [Self::OomKill, Self::MemoryLimit, Self::Exit, Self::Trim, Self::Setting];
 
     /// Its name in JSON and metrics.
     #[must_use]
@@ -115,6 +117,7 @@ impl EventKind {
             Self::MemoryLimit => "memory_limit",
             Self::Exit => "exit",
             Self::Trim => "trim",
+            Self::Setting => "setting",
         }
     }
 }
@@ -141,6 +144,78 @@ pub struct EventView {
     /// Of a trim: fact beside prediction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trim: Option<TrimView>,
+    /// Of a remedy that was applied: what it saved beside what was predicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<OutcomeView>,
+}
+
+/// A remedy that was applied: what it saved beside what `explain` had predicted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct OutcomeView {
+    /// The container's name, or the pod's, or else the command's.
+    pub workload: String,
+    /// The remedy, in the words of `explain`.
+    pub action: String,
+    /// What was seen: the call, or the settings that changed.
+    pub applied: String,
+    /// Resident bytes that it was predicted to save.
+    pub predicted_bytes: u64,
+    /// Whether that was only an upper limit.
+    pub at_most: bool,
+    /// Resident bytes of the heap that it saved; negative = there are more than before.
+    pub saved_bytes: i64,
+    /// What was compared.
+    pub basis: String,
+}
+
+impl OutcomeView {
+    /// What was saved, as a share of what was predicted.
+    #[must_use]
+    pub fn saved_ratio(&self) -> f64 {
+        self.saved_bytes as f64 / self.predicted_bytes.max(1) as f64
+    }
+}
+
+/// What predictions of one remedy were worth, from the times it was applied and checked.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TrackRecord {
+    /// The remedy, in the words of `explain`.
+    pub action: String,
+    /// Whether its predictions are upper limits.
+    pub at_most: bool,
+    /// Whether the figures are of this workload alone; otherwise it was never checked there, and they are of all workloads of the node.
+    pub of_workload: bool,
+    /// How often it was checked.
+    pub checked: u64,
+    /// Sum of the predictions.
+    pub predicted_bytes: u64,
+    /// Sum of what was saved.
+    pub saved_bytes: i64,
+    /// The smallest share of its prediction that one saved; negative = more memory than before.
+    pub saved_ratio_min: f64,
+    /// The largest such share.
+    pub saved_ratio_max: f64,
+}
+
+impl TrackRecord {
+    /// In words, for a line below the remedy.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let whose = if self.of_workload { "this workload" } else { "other workloads of this node" };
+        let percent = |ratio: f64| format!("{:.0}", ratio * 100.0);
+        let (low, high) = (percent(self.saved_ratio_min), percent(self.saved_ratio_max));
+        let shares = if low == high { low } else { format!("{low} to {high}") };
+        let of = if self.at_most { "the upper limit" } else { "what was predicted" };
+        format!("checked {} on {whose}: it saved {shares} % of {of}", times(self.checked))
+    }
+}
+
+fn times(count: u64) -> String {
+    match count {
+        1 => "once".to_owned(),
+        2 => "twice".to_owned(),
+        _ => format!("{count} times"),
+    }
 }
 
 /// Memory given back.

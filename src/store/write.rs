@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use rusqlite::{Connection, OptionalExtension, Transaction, params, params_from_iter};
 
 use super::database::{Database, StoreError};
+use super::outcome;
 use super::row::{COLUMNS, Row, verdict_number};
 use super::view::EventView;
 use crate::model::view::ProcessView;
@@ -88,8 +89,14 @@ impl Writer {
         let body = serde_json::to_string(event).map_err(|error| StoreError::Profile(error.to_string()))?;
         let profile = profile.map(body_of).transpose()?;
         let values = params![event.id as i64, event.process.pid, event.process.start_ticks as i64, body, profile];
-        let done = self.database.lock().execute("INSERT OR REPLACE INTO event VALUES (?1, ?2, ?3, ?4, ?5)", values);
-        done.map(|_| ()).map_err(self.database.fail())
+        let fail = self.database.fail();
+        let mut connection = self.database.lock();
+        let transaction = connection.transaction().map_err(&fail)?;
+        transaction.execute("INSERT OR REPLACE INTO event VALUES (?1, ?2, ?3, ?4, ?5)", values).map_err(&fail)?;
+        if let Some(outcome) = &event.outcome {
+            outcome::insert(&transaction, event.id, outcome).map_err(&fail)?;
+        }
+        transaction.commit().map_err(&fail)
     }
 
     /// The row number of a process; new ones are added, and names that changed.

@@ -7,6 +7,7 @@
 //!
 //! What is called is a row of the registry ([`crate::allocator::Release`]); how it is called is [`crate::inject`]'s.
 
+pub mod audit;
 mod code;
 mod refusal;
 pub mod stall;

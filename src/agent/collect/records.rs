@@ -19,8 +19,19 @@ impl Collector {
         let runs =
             |one: &Arc<ProcessSample>| Process::open(one.identity.process.pid).is_ok_and(|process| process.id() == one.identity.process);
         ended.retain(|one| !runs(one));
+        ended.iter().for_each(|one| self.outcomes.ended(one));
         let (records, passed_over) = self.flight.ended(ended, &self.containers, self.config.flight.exit_rss_min_mib << 20);
         self.counters.exits_passed_over += passed_over;
+        self.announce(records);
+    }
+
+    /// Makes flight records of processes that run with a setting advised for the one before them, with what it saved.
+    pub(super) fn check_outcomes(&mut self) {
+        self.outcomes.retain(|identity| self.watches.contains_key(identity));
+        let samples: Vec<Arc<ProcessSample>> = self.watches.values().map(|watch| Arc::clone(&watch.sample)).collect();
+        let checked = samples.iter().filter_map(|one| Some((one, self.outcomes.check(one)?)));
+        let checked: Vec<_> = checked.collect();
+        let records = checked.into_iter().map(|(one, outcome)| self.flight.compared(one, outcome)).collect();
         self.announce(records);
     }
 
@@ -60,7 +71,9 @@ impl Collector {
             let event = &record.event;
             match event.kind {
                 // Processes end all the time.
-                EventKind::Exit | EventKind::Trim => tracing::info!("flight record {}: {} ({})", event.id, event.summary, event.evidence),
+                EventKind::Exit | EventKind::Trim | EventKind::Setting => {
+                    tracing::info!("flight record {}: {} ({})", event.id, event.summary, event.evidence)
+                }
                 EventKind::OomKill | EventKind::MemoryLimit => {
                     tracing::warn!("flight record {}: {} ({})", event.id, event.summary, event.evidence);
                 }

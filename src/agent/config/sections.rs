@@ -260,7 +260,7 @@ impl Default for LeaksConfig {
 /// Giving free memory back: one process at a time.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct TrimConfig {
+pub struct ReclaimConfig {
     /// Whether it is done.
     pub enabled: bool,
     /// Only count and report what would be done.
@@ -284,13 +284,13 @@ pub struct TrimConfig {
     /// Pause after each MiB read for a prediction, in microseconds.
     pub pause_per_mib_us: u64,
     /// Processes that may be trimmed; without a rule none is.
-    pub rules: Vec<TrimRule>,
+    pub rules: Vec<ReclaimRule>,
 }
 
 /// Processes that may be trimmed: all that is given must fit. `*` and `?` stand for any text and any character.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct TrimRule {
+pub struct ReclaimRule {
     /// Command name.
     pub command: Option<String>,
     /// Cgroup, as a path from the root of the cgroup file system.
@@ -299,7 +299,7 @@ pub struct TrimRule {
     pub workload: Option<String>,
 }
 
-impl Default for TrimConfig {
+impl Default for ReclaimConfig {
     fn default() -> Self {
         Self {
             enabled: false,

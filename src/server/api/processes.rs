@@ -10,9 +10,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::super::ServerState;
+use super::history::ask;
 use super::{answer, find, object, refuse};
+use crate::fragmentation::recorded::against_pinning;
 use crate::fragmentation::verdict::{Source, Verdict};
 use crate::model::view::{ProcessView, ProcessesView, unix_s};
+use crate::store::outcome::workload;
+use crate::store::view::TrackRecord;
 
 /// The agent, and what it can answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -81,9 +85,19 @@ pub async fn heap(State(state): State<Arc<ServerState>>, Path(pid): Path<String>
     }))
 }
 
+/// A verdict, and what earlier predictions of its remedies were worth.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct ExplainView {
+    /// The verdict.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+    /// Of each remedy that was applied and checked, by its `action`: in this workload, or else in others of the node.
+    pub track_record: Vec<TrackRecord>,
+}
+
 /// `/api/v1/processes/{pid}/explain`: the object of `fragprof explain --json`.
 pub async fn explain(State(state): State<Arc<ServerState>>, Path(pid): Path<String>) -> Response {
-    answer(find(&state, &pid).and_then(|found| {
+    let judged = find(&state, &pid).and_then(|found| {
         let why = found.reason.as_deref().unwrap_or("no full census of this process yet");
         let verdict = found.verdict.as_ref().ok_or_else(|| refuse(StatusCode::NOT_FOUND, why))?;
         let mut verdict = Verdict::clone(verdict);
@@ -92,6 +106,19 @@ pub async fn explain(State(state): State<Arc<ServerState>>, Path(pid): Path<Stri
             let words = meta.processes.first().map(|process| meta.source_words(process));
             verdict.sources.extend(words.map(|words| Source::new("stacks", words)));
         }
-        Ok(object(&verdict))
-    }))
+        if let Some(known) = found.attributed.best().filter(|_| verdict.has_pinned_bytes()) {
+            verdict.remedies.extend(against_pinning(&known.profile, found.identity.process.pid.0));
+        }
+        let view = ProcessView::of(&found, Instant::now());
+        Ok((verdict, workload(view.container.as_ref(), &view.comm)))
+    });
+    let (verdict, workload) = match judged {
+        Ok(judged) => judged,
+        Err(refusal) => return *refusal,
+    };
+    // The verdict does not need the history.
+    let track_record = ask(&state, move |reader| reader.track_records(&workload)).await.unwrap_or_default();
+    let named = |record: &TrackRecord| verdict.remedies.iter().any(|remedy| remedy.action == record.action);
+    let track_record = track_record.into_iter().filter(named).collect();
+    object(&ExplainView { verdict, track_record })
 }

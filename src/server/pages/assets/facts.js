@@ -6,6 +6,19 @@ import { chip, home, pairs, source, verdictOf } from "./parts.js";
 import { amount, bytes, count, duration, exact, percent, signed } from "./units.js";
 import { NOT_MALLOC, VERDICTS } from "./words.js";
 
+// What earlier predictions of a remedy were worth, in words; empty if it was never applied and checked.
+function kept(records, remedy) {
+  const record = records?.find((one) => one.action === remedy.action);
+  if (!record) return "";
+  const low = percent(record.saved_ratio_min);
+  const high = percent(record.saved_ratio_max);
+  const shares = low === high ? low : `${low} to ${high}`;
+  return (
+    ` Checked ${record.checked === 1 ? "once" : `${count(record.checked)} times`} on ${record.of_workload ? "this workload" : "other workloads of this node"}:` +
+    ` it saved ${shares} of ${record.at_most ? "the upper limit" : "what was predicted"}.`
+  );
+}
+
 // The verdict in words, with the numbers it rests on. `said` is the agent's detailed verdict, null = none.
 export function drawVerdict(head, one, said) {
   const short = verdictOf(one);
@@ -82,7 +95,12 @@ export function drawVerdict(head, one, said) {
                               amount(remedy.predicted_bytes, "predicted"),
                             ],
                       ),
-                      el("span", {}, visible(remedy.action), el("span", { class: "quiet" }, ` (${visible(remedy.basis)})`)),
+                      el(
+                        "span",
+                        {},
+                        visible(remedy.action),
+                        el("span", { class: "quiet" }, ` (${visible(remedy.basis)})${kept(said.track_record, remedy)}`),
+                      ),
                     ),
                   ),
                 ),

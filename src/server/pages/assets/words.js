@@ -62,7 +62,13 @@ export const KINDS = [
   { key: "growth", name: "Growth", text: "bytes by which the stack made the heap grow while enough free bytes were available" },
 ];
 
-export const EVENTS = { oom_kill: "Killed for lack of memory", memory_limit: "Memory limit nearly reached", exit: "Ended" };
+export const EVENTS = {
+  oom_kill: "Killed for lack of memory",
+  memory_limit: "Memory limit nearly reached",
+  exit: "Ended",
+  trim: "Memory given back",
+  setting: "Advised setting compared",
+};
 
 export const NOT_MALLOC = {
   thread_stacks: "thread stacks",

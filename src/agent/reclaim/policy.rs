@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::agent::config::{TrimConfig, TrimRule};
+use crate::agent::config::{ReclaimConfig, ReclaimRule};
 use crate::agent::rules::glob;
 use crate::process::ProcessId;
 
@@ -35,7 +35,7 @@ pub struct Candidate<'a> {
 }
 
 /// Whether a rule covers a process: everything that the rule names must fit, and it must name something.
-fn covers(rule: &TrimRule, one: &Candidate<'_>) -> bool {
+fn covers(rule: &ReclaimRule, one: &Candidate<'_>) -> bool {
     let is_named = rule.command.is_some() || rule.cgroup.is_some() || rule.workload.is_some();
     let fits =
         |pattern: &Option<String>, texts: &[&str]| pattern.as_ref().is_none_or(|pattern| texts.iter().any(|text| glob(pattern, text)));
@@ -45,7 +45,7 @@ fn covers(rule: &TrimRule, one: &Candidate<'_>) -> bool {
 
 /// Whether a rule covers it and the thresholds are passed.
 #[must_use]
-pub fn is_wanted(config: &TrimConfig, one: &Candidate<'_>) -> bool {
+pub fn is_wanted(config: &ReclaimConfig, one: &Candidate<'_>) -> bool {
     config.rules.iter().any(|rule| covers(rule, one))
         && one.trimmable_bytes >= config.trimmable_min_mib << 20
         && one.trimmable_bytes as f64 * 100.0 >= one.resident_bytes as f64 * config.trimmable_min_percent
@@ -75,7 +75,7 @@ impl Policy {
     /// Chooses, of the processes that may give something back now, the one that gives back the most. Forgets those that are not listed.
     pub fn choose<'a>(
         &mut self,
-        config: &TrimConfig,
+        config: &ReclaimConfig,
         now: Instant,
         candidates: impl Iterator<Item = (ProcessId, Candidate<'a>)>,
     ) -> Option<ProcessId> {
@@ -132,9 +132,9 @@ mod tests {
     use super::*;
     use crate::units::Pid;
 
-    fn config() -> TrimConfig {
-        let rule = TrimRule { command: Some("shop*".into()), ..TrimRule::default() };
-        TrimConfig { enabled: true, rules: vec![rule], quiet_s: 10, interval_s: 100, ..TrimConfig::default() }
+    fn config() -> ReclaimConfig {
+        let rule = ReclaimRule { command: Some("shop*".into()), ..ReclaimRule::default() };
+        ReclaimConfig { enabled: true, rules: vec![rule], quiet_s: 10, interval_s: 100, ..ReclaimConfig::default() }
     }
 
     fn candidate(mib: u64) -> Candidate<'static> {
@@ -152,16 +152,16 @@ mod tests {
         assert!(!is_wanted(&config, &candidate(63)), "too few bytes");
         assert!(!is_wanted(&config, &Candidate { comm: "nginx", ..candidate(100) }));
         assert!(!is_wanted(&config, &Candidate { resident_bytes: 1000 << 20, ..candidate(100) }), "too small a share");
-        let near = TrimConfig { limit_min_percent: 80.0, ..config.clone() };
+        let near = ReclaimConfig { limit_min_percent: 80.0, ..config.clone() };
         assert!(!is_wanted(&near, &candidate(100)), "no limit");
         assert!(is_wanted(&near, &Candidate { limit_ratio: Some(0.9), ..candidate(100) }));
-        let pressed = TrimConfig { pressure_min_percent: 5.0, ..config.clone() };
+        let pressed = ReclaimConfig { pressure_min_percent: 5.0, ..config.clone() };
         assert!(!is_wanted(&pressed, &candidate(100)) && is_wanted(&pressed, &Candidate { pressure_percent: 6.0, ..candidate(100) }));
-        for rules in [vec![], vec![TrimRule::default()]] {
-            assert!(!is_wanted(&TrimConfig { rules, ..config.clone() }, &candidate(100)), "a rule that names nothing covers nothing");
+        for rules in [vec![], vec![ReclaimRule::default()]] {
+            assert!(!is_wanted(&ReclaimConfig { rules, ..config.clone() }, &candidate(100)), "a rule that names nothing covers nothing");
         }
-        let rule = TrimRule { command: Some("shop*".into()), cgroup: Some("/pods/*".into()), workload: Some("web".into()) };
-        let narrow = TrimConfig { rules: vec![rule], ..config };
+        let rule = ReclaimRule { command: Some("shop*".into()), cgroup: Some("/pods/*".into()), workload: Some("web".into()) };
+        let narrow = ReclaimConfig { rules: vec![rule], ..config };
         assert!(!is_wanted(&narrow, &candidate(100)));
         assert!(is_wanted(&narrow, &Candidate { cgroups: vec!["/pods/a"], workload: Some("web"), ..candidate(100) }));
     }
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn calls_per_hour_are_limited_on_the_whole_node() {
-        let config = TrimConfig { calls_per_hour_max: 2, quiet_s: 0, interval_s: 1, ..config() };
+        let config = ReclaimConfig { calls_per_hour_max: 2, quiet_s: 0, interval_s: 1, ..config() };
         let start = Instant::now();
         let mut policy = Policy::default();
         let mut choose = |now: Instant| {

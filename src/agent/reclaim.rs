@@ -15,19 +15,23 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use self::policy::{Candidate, Policy, disappointment};
-use super::config::TrimConfig;
+use super::config::ReclaimConfig;
 use super::flight;
+use super::outcomes::workload;
 use super::worker::{Worker, lock};
+use crate::allocator::Allocator;
 use crate::census::{LayoutCache, LiveMemory, Pace};
 use crate::inject::Ending;
-use crate::model::counters::TrimSample;
+use crate::model::counters::ReclaimSample;
 use crate::model::sample::ProcessSample;
 use crate::model::snapshot::Published;
 use crate::process::handle::read_bounded;
 use crate::process::{Process, ProcessId};
 use crate::sanitize::terminal;
 use crate::store::Keeper;
-use crate::store::view::TrimView;
+use crate::store::keeper::Record;
+use crate::store::view::{OutcomeView, TrimView};
+use crate::trim::audit::{self, By};
 use crate::trim::{self, Rate, Request, TrimRefusal, TrimReport};
 use crate::units::{HumanBytes, ShortDuration};
 
@@ -37,28 +41,28 @@ const STEP: Duration = Duration::from_secs(5);
 const PRESSURE_BYTES_MAX: u64 = 4 << 10;
 
 /// The sample that the thread writes and `/metrics` reads.
-pub type SharedTrim = Arc<Mutex<TrimSample>>;
+pub type SharedReclaim = Arc<Mutex<ReclaimSample>>;
 
 /// Starts the thread.
 ///
 /// # Errors
 /// If no thread can be started.
 pub fn start(
-    config: TrimConfig,
+    config: ReclaimConfig,
     published: Arc<Published>,
     keeper: Option<Keeper>,
-    sample: SharedTrim,
-) -> std::io::Result<Worker<TrimConfig>> {
+    sample: SharedReclaim,
+) -> std::io::Result<Worker<ReclaimConfig>> {
     let (policy, layouts) = (Policy::default(), LayoutCache::default());
     let trimmer = Trimmer { config, published, keeper, sample, policy, rate: None, layouts, last_id: 0 };
-    Worker::start("fragprof-trim", move |orders| trimmer.run(orders))
+    Worker::start("fragprof-reclaim", move |orders| trimmer.run(orders))
 }
 
 struct Trimmer {
-    config: TrimConfig,
+    config: ReclaimConfig,
     published: Arc<Published>,
     keeper: Option<Keeper>,
-    sample: SharedTrim,
+    sample: SharedReclaim,
     policy: Policy,
     rate: Option<Rate>,
     layouts: LayoutCache,
@@ -66,7 +70,7 @@ struct Trimmer {
 }
 
 impl Trimmer {
-    fn run(mut self, orders: &Receiver<TrimConfig>) {
+    fn run(mut self, orders: &Receiver<ReclaimConfig>) {
         loop {
             self.step();
             match orders.recv_timeout(STEP) {
@@ -109,6 +113,12 @@ impl Trimmer {
         self.policy.tried(process, Instant::now(), done.is_ok());
         let name = terminal(&one.comm);
         if let Err(refusal) = &done {
+            report.add_refusal(refusal);
+        }
+        if !self.config.dry_run && report.call.is_some() {
+            tracing::info!("{}", audit::after(By::Policy, &report));
+        }
+        if let Err(refusal) = &done {
             *lock(&self.sample).refused.entry(refusal.name()).or_default() += 1;
             tracing::info!("trim of {name} (pid {}) refused: {refusal}", process.pid);
             return;
@@ -121,7 +131,7 @@ impl Trimmer {
             self.policy.put_aside(process);
         }
         if let Some(keeper) = &self.keeper {
-            keeper.record(flight::trimmed(one, evidence, view(&report), &mut self.last_id));
+            keeper.record(record(one, &report, evidence, &mut self.last_id));
         }
     }
 
@@ -136,6 +146,7 @@ impl Trimmer {
         let plan = trim::plan(memory, &request, &rate, &mut self.layouts)?;
         report.add_plan(&plan);
         if !self.config.dry_run {
+            tracing::info!("{}", audit::before(By::Policy, report));
             report.add_outcome(&trim::carry_out(memory, &plan, &request, &mut self.layouts)?);
         }
         Ok(())
@@ -203,13 +214,21 @@ fn parse_pressure(text: &str) -> Option<f64> {
     line.split_ascii_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
 }
 
-fn evidence(report: &TrimReport, why_aside: Option<&str>) -> String {
+/// The flight record of a call.
+#[must_use]
+pub fn record(one: &ProcessSample, report: &TrimReport, evidence: String, last_id: &mut u64) -> Record {
+    flight::trimmed(one, evidence, view(report), outcome(one, report), last_id)
+}
+
+/// What was done, in words.
+#[must_use]
+pub fn evidence(report: &TrimReport, why_aside: Option<&str>) -> String {
     let bytes = |bytes: Option<u64>| bytes.map_or("an unknown number of bytes".to_owned(), |bytes| HumanBytes(bytes).to_string());
     let time = |seconds: Option<f64>| seconds.map_or("?".to_owned(), |seconds| ShortDuration(seconds).to_string());
     let call = report.call.as_deref().unwrap_or("?");
     if report.dry_run {
         let (bytes, stall) = (bytes(report.predicted_bytes), time(report.predicted_stall_s));
-        return format!("{call} would have given back {bytes}, with threads waiting for up to {stall} (trim.dry_run)");
+        return format!("{call} would have given back {bytes}, with threads waiting for up to {stall} (reclaim.dry_run)");
     }
     let mut text = format!(
         "{call} gave back {} (predicted {}) in {} (predicted {}); threads that allocate waited for up to {} by prediction",
@@ -223,6 +242,20 @@ fn evidence(report: &TrimReport, why_aside: Option<&str>) -> String {
         text.push_str(&format!("; it is not trimmed again, because {why}"));
     }
     text
+}
+
+/// What the call saved beside what `explain` predicts of it; `None` if that is not known.
+fn outcome(one: &ProcessSample, report: &TrimReport) -> Option<OutcomeView> {
+    let allocator = Allocator::known().find(|allocator| Some(allocator.name()) == report.allocator)?;
+    Some(OutcomeView {
+        workload: workload(one),
+        action: allocator.row().trim?.action.to_owned(),
+        applied: report.call.clone()?,
+        predicted_bytes: report.predicted_bytes?,
+        at_most: false,
+        saved_bytes: i64::try_from(report.given_back_bytes?).unwrap_or(i64::MAX),
+        basis: "resident bytes of the heap right before the call and right after it".to_owned(),
+    })
 }
 
 fn view(report: &TrimReport) -> TrimView {
