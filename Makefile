@@ -148,6 +148,16 @@ stress-sampler: deps ## take a week's worth of samples in a few minutes, and che
 stress-trim: test-deps ## make thousands of trims of a program that checks itself, and kill the command at every step and at random (10 minutes)
 	$(CARGO) test --test integration a_program_that_checks_itself_survives_thousands -- --ignored --nocapture
 
+.PHONY: bench-trim
+bench-trim: test-deps ## compare trims with what was predicted: bytes, the stall of each arena, the stop of the one thread (10 minutes)
+	$(CARGO) test --release --test integration figures_of_trims -- --ignored --nocapture
+
+# Seconds of `make reclaim-node`.
+RECLAIM_SECONDS ?= 3600
+.PHONY: reclaim-node
+reclaim-node: test-deps ## run the agent's [reclaim] on a node with ten services for an hour (RECLAIM_SECONDS=…): what it gave back, and their p99
+	FRAGPROF_RECLAIM_SECONDS=$(RECLAIM_SECONDS) $(CARGO) test --test integration ten_services -- --ignored --nocapture
+
 .PHONY: sampled-suites
 sampled-suites: build test-deps ## run the test suites of CPython and Redis with the sampler and a consumer
 	@scripts/install-packages.sh tcl curl libpython3-testsuite
@@ -190,8 +200,17 @@ truth: test-deps ## compare packaged programs with ledgers preloaded into them (
 	scripts/truth-matrix.sh
 
 .PHONY: faults
-faults: test-deps ## run the long fault tests: a thousand killed recorders, ten thousand threads
+faults: test-deps ## run the long fault tests: a thousand killed recorders, ten thousand threads, thousands of trims (TRIM_CALLS=… TRIM_KILLS=…)
 	$(CARGO) test --test integration faults:: -- --include-ignored --test-threads=1 --skip soak
+	$(MAKE) faults-trim
+
+# Calls of `make faults-trim`, and how often the command is killed meanwhile.
+TRIM_CALLS ?= 3000
+TRIM_KILLS ?= 1000
+.PHONY: faults-trim
+faults-trim: test-deps ## make 3,000 trims in thirteen programs, and kill the command 1,000 times: prints a table (40 minutes)
+	FRAGPROF_TRIM_CALLS=$(TRIM_CALLS) FRAGPROF_TRIM_KILLS=$(TRIM_KILLS) \
+		$(CARGO) test --test integration thousands_of_calls_in_real_programs -- --ignored --nocapture
 
 # Seconds of `make soak`, for example `make soak SECONDS=7200`.
 SECONDS ?= 600

@@ -116,7 +116,7 @@ impl Trimmer {
             report.add_refusal(refusal);
         }
         if !self.config.dry_run && report.call.is_some() {
-            tracing::info!("{}", audit::after(By::Policy, &report));
+            tracing::info!(target: audit::TARGET, "{}", audit::after(By::Policy, &report));
         }
         if let Err(refusal) = &done {
             *lock(&self.sample).refused.entry(refusal.name()).or_default() += 1;
@@ -146,7 +146,7 @@ impl Trimmer {
         let plan = trim::plan(memory, &request, &rate, &mut self.layouts)?;
         report.add_plan(&plan);
         if !self.config.dry_run {
-            tracing::info!("{}", audit::before(By::Policy, report));
+            tracing::info!(target: audit::TARGET, "{}", audit::before(By::Policy, report));
             report.add_outcome(&trim::carry_out(memory, &plan, &request, &mut self.layouts)?);
         }
         Ok(())

@@ -165,7 +165,11 @@ fn write_part(out: &mut dyn Write, summary: &str, groups: &[Part], doubts: &[Str
 /// The owners of the bytes that `by` ranks by; `None` if there are none.
 fn held_by(owners: &Owners, by: By) -> Option<HeldBy> {
     let (what, bytes) = if by == By::Blocked { ("blocked", owners.blocked_bytes) } else { ("pinned", owners.pinned_bytes) };
-    let summary = main_owner(owners, by)?;
+    if bytes == 0 {
+        return None;
+    }
+    let summary =
+        main_owner(owners, by).unwrap_or_else(|| format!("no block holds the {what} bytes: roots point to their blocks directly"));
     let of_share = |share: &crate::retention::shares::Share| Part {
         bytes: share.sums.by(by),
         blocks: share.sums.blocks,

@@ -6,6 +6,11 @@ use super::TrimReport;
 use crate::sanitize::terminal;
 use crate::units::{HumanBytes, ShortDuration};
 
+/// The target of these lines in the agent's log.
+pub const TARGET: &str = "audit";
+/// The directive that shows them whatever else is shown.
+pub const TARGET_SHOWN: &str = "audit=info";
+
 /// Who has a call made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {

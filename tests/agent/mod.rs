@@ -6,3 +6,5 @@ mod governed;
 mod http;
 mod life_cycle;
 pub mod metrics;
+mod reclaim;
+mod reclaim_node;

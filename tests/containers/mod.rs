@@ -8,5 +8,5 @@ mod containerd;
 mod cri;
 mod manifests;
 mod namespaces;
-mod podman;
+pub mod podman;
 mod targets;

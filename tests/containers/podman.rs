@@ -9,7 +9,7 @@ use crate::support::build::{Link, program, tool};
 use crate::support::process::wait_until;
 
 /// Options for a machine whose root may not raise limits, and whose cgroups are hybrid: see docs/kubernetes.md.
-const QUIRKS: [&str; 7] = [
+pub const QUIRKS: [&str; 7] = [
     "--network=none",
     "--ulimit=nofile=20000:20000",
     "--ulimit=nproc=4096:4096",

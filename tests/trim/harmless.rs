@@ -1,13 +1,10 @@
 //! No process is harmed: programs that check themselves, hundreds of calls, the command killed at each of its steps and at random.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{Target, build, refused, spawn, trim};
-use crate::support::build::tool;
-use crate::support::recording::fragprof;
+use super::{Target, build, kill_at_every_step, kill_at_random, refused, trim};
 use crate::support::serial;
 
 /// The program that checks itself.
@@ -27,18 +24,6 @@ fn counts(target: Target) -> Value {
     counts
 }
 
-/// Pseudo-random numbers (xorshift): each run kills at the same moments, as far as the machine allows.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 /// Calls that are made, and why others were not. A heap in motion may be refused; it must not be for another reason.
 fn call(target: &Target, times: u32) -> u32 {
     let reports = (0..times).map(|_| trim(target.pid(), &["--yes"]));
@@ -50,52 +35,12 @@ fn call(target: &Target, times: u32) -> u32 {
     made.count() as u32
 }
 
-/// Kills the command when it is about to make the n-th of its requests about the target, for each n. strace counts them: a step lies
-/// between any two.
-fn kill_at_every_step(target: &Target, rounds: u32) -> u32 {
-    let Some(strace) = tool("strace") else { return 0 };
-    let mut killed = 0;
-    for round in 0..rounds {
-        // A call that is made takes one write of the frames, and eight requests to ptrace: seize, interrupt, registers, dispatch, mask,
-        // xsave area, registers, detach.
-        let steps = (1..=8).map(|step| ("ptrace", step)).chain([("process_vm_writev", 1), ("wait4", 1)]);
-        for (request, step) in steps {
-            let inject = format!("inject={request}:signal=KILL:when={step}");
-            let mut command = Command::new(&strace);
-            command.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={request}"), "-e", &inject]);
-            command.arg(fragprof().get_program()).args(["trim", &target.pid().to_string(), "--yes", "--json"]);
-            let status = spawn(&mut command).wait().unwrap();
-            killed += u32::from(!status.success());
-            target.assert_free();
-            assert!(std::path::Path::new(&format!("/proc/{}", target.pid())).exists(), "round {round}, {request} {step}");
-        }
-    }
-    killed
-}
-
-/// Kills the command after random times, of about as long as it takes.
-fn kill_at_random(target: &Target, times: u32, seed: u64) -> u32 {
-    let begun = Instant::now();
-    trim(target.pid(), &["--yes"]);
-    let usual_us = begun.elapsed().as_micros() as u64;
-    let mut random = Random(seed);
-    let mut killed = 0;
-    for _ in 0..times {
-        let mut command = spawn(fragprof().args(["trim", &target.pid().to_string(), "--yes", "--json"]));
-        std::thread::sleep(Duration::from_micros(usual_us / 4 + random.below(usual_us)));
-        let _ = command.kill();
-        killed += u32::from(command.wait().unwrap().code().is_none());
-    }
-    target.assert_free();
-    killed
-}
-
 fn survive(calls: u32, step_rounds: u32, random_kills: u32) {
     let _alone = serial();
     let target = churn(1, 200);
     let made = call(&target, calls);
-    let at_steps = kill_at_every_step(&target, step_rounds);
-    let at_random = kill_at_random(&target, random_kills, 0x5eed);
+    let at_steps = kill_at_every_step(target.pid(), step_rounds);
+    let at_random = kill_at_random(target.pid(), random_kills, 0x5eed);
     let still = call(&target, 5);
     let counts = counts(target);
     println!("{made} calls, killed at steps {at_steps}, at random {at_random}, {still} calls afterwards; {counts}");

@@ -1,7 +1,10 @@
-//! `fragprof trim`: what it gives back against the kernel's own account, every refusal, and that no process is harmed, whenever the
-//! command is killed.
+//! `fragprof trim`: what it gives back against the kernel's own account, every refusal, what pins the rest, and that no process is harmed,
+//! whenever the command is killed.
 
+mod figures;
 mod harmless;
+mod pinned;
+mod programs;
 mod refusals;
 mod truth;
 
@@ -69,14 +72,7 @@ impl Target {
 
     /// No thread of it is stopped or traced.
     fn assert_free(&self) {
-        let is_free = || {
-            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
-            tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok()).all(|status| {
-                let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim().to_owned();
-                field("TracerPid:") == "0" && !field("State:").starts_with(['t', 'T'])
-            })
-        };
-        wait_until("no thread is stopped or traced", is_free);
+        assert_free(self.pid());
     }
 
     /// Ends it; its last line.
@@ -86,6 +82,78 @@ impl Target {
         assert!(status.success(), "{status}: {}", self.process.err);
         self.process.out.all().lines().last().unwrap_or_default().to_owned()
     }
+}
+
+/// A field of each thread's status, by thread.
+fn of_threads(pid: u32, name: &str) -> std::collections::BTreeMap<u32, String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let field = |status: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim().to_owned();
+    tasks
+        .filter_map(|task| {
+            let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+            Some((task.file_name().to_str()?.parse().ok()?, field(&status)))
+        })
+        .collect()
+}
+
+/// No thread of a process is stopped or traced.
+fn assert_free(pid: u32) {
+    wait_until("no thread is stopped or traced", || {
+        of_threads(pid, "TracerPid:").values().all(|tracer| tracer == "0")
+            && of_threads(pid, "State:").values().all(|state| !state.starts_with(['t', 'T']))
+    });
+}
+
+/// Pseudo-random numbers (xorshift): each run kills at the same moments, as far as the machine allows.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// Kills the command when it is about to make the n-th of its requests about the target, for each n. strace counts them: a step lies
+/// between any two. Returns how often it was killed.
+fn kill_at_every_step(pid: u32, rounds: u32) -> u32 {
+    let Some(strace) = crate::support::build::tool("strace") else { return 0 };
+    let mut killed = 0;
+    for round in 0..rounds {
+        // A call that is made takes one write of the frames, and eight requests to ptrace: seize, interrupt, registers, dispatch, mask,
+        // xsave area, registers, detach.
+        let steps = (1..=8).map(|step| ("ptrace", step)).chain([("process_vm_writev", 1), ("wait4", 1)]);
+        for (request, step) in steps {
+            let inject = format!("inject={request}:signal=KILL:when={step}");
+            let mut command = Command::new(&strace);
+            command.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={request}"), "-e", &inject]);
+            command.arg(fragprof().get_program()).args(["trim", &pid.to_string(), "--yes", "--json", "--max-stall", "10s"]);
+            let status = spawn(&mut command).wait().unwrap();
+            killed += u32::from(!status.success());
+            assert_free(pid);
+            assert!(Path::new(&format!("/proc/{pid}")).exists(), "round {round}, {request} {step}");
+        }
+    }
+    killed
+}
+
+/// Kills the command after random times, of about as long as it takes. Returns how often it was killed before its end.
+fn kill_at_random(pid: u32, times: u32, seed: u64) -> u32 {
+    let begun = std::time::Instant::now();
+    trim(pid, &["--yes", "--max-stall", "10s"]);
+    let usual_us = begun.elapsed().as_micros() as u64;
+    let mut random = Random(seed);
+    let mut killed = 0;
+    for _ in 0..times {
+        let mut command = spawn(fragprof().args(["trim", &pid.to_string(), "--yes", "--json", "--max-stall", "10s"]));
+        std::thread::sleep(std::time::Duration::from_micros(usual_us / 4 + random.below(usual_us)));
+        let _ = command.kill();
+        killed += u32::from(command.wait().unwrap().code().is_none());
+    }
+    assert_free(pid);
+    killed
 }
 
 /// Runs `fragprof trim PID --json`, with more arguments; its report.

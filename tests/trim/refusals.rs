@@ -150,6 +150,41 @@ fn another_user_without_the_capability_is_refused_and_the_owner_is_not() {
     let done = run(fragprof().args(["trim", &target.pid().to_string(), "--yes", "--json"]).uid(65534).gid(65534));
     assert!(!done.status.success() && done.err.contains("no permission"), "{} {}", done.out, done.err);
     target.assert_free();
+    // Yama may forbid tracing to owners, too.
+    let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    if matches!(yama.trim(), "" | "0") {
+        let own = Target::start(Command::new(states()).args(["plain", "16"]).uid(65534).gid(65534));
+        let done = run(fragprof().args(["trim", &own.pid().to_string(), "--yes", "--json"]).uid(65534).gid(65534));
+        assert!(done.status.success() && done.out.contains("\"ending\": \"returned\""), "{} {}", done.out, done.err);
+        own.end();
+    }
+}
+
+#[test]
+fn a_call_by_hand_leaves_lines_in_the_system_log_before_and_after() {
+    // A system log of the test's own, in a mount namespace, for there may be none here.
+    let (Some(unshare), Some(python)) = (tool("unshare"), tool("python3")) else { return };
+    let target = Target::in_state("plain", 16, 0);
+    let script = "import os, socket, subprocess, sys\n\
+                  subprocess.check_call(['mount', '-t', 'tmpfs', 'none', '/dev'])\n\
+                  log = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); log.bind('/dev/log'); log.settimeout(20)\n\
+                  subprocess.run(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=True)\n\
+                  for _ in range(2): print(log.recv(4096).decode())\n";
+    let mut command = Command::new(unshare);
+    command.args(["--mount", "--propagation", "private"]).arg(python).args(["-c", script]).arg(fragprof().get_program());
+    let done = run(command.args(["trim", &target.pid().to_string(), "--yes", "--json"]));
+    if !done.status.success() && done.err.contains("mount") {
+        return crate::support::skip("nothing can be mounted here").unwrap_or(());
+    }
+    let lines: Vec<&str> = done.out.lines().collect();
+    let what = format!("malloc_trim(0) in process {}", target.pid());
+    assert_eq!(lines.len(), 2, "{} {}", done.out, done.err);
+    assert!(
+        lines.iter().all(|line| line.starts_with("<85>fragprof[") && line.contains("audit: uid 0") && line.contains(&what)),
+        "{lines:?}"
+    );
+    assert!(lines[0].contains("to give back") && lines[1].contains("returned, gave back"), "{lines:?}");
+    target.end();
 }
 
 #[test]
