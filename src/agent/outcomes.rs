@@ -211,7 +211,8 @@ mod tests {
         let ago = Duration::try_from_secs_f64(now - start_s as f64 - age_s).unwrap_or_default();
         let at = Instant::now().checked_sub(ago).unwrap();
         let mut verdict = judge(&census, None);
-        verdict.remedies = vec![Remedy { action: ARENAS.into(), predicted_bytes: Some(100 << 20), at_most: true, basis: String::new() }];
+        verdict.remedies =
+            vec![Remedy { action: ARENAS.into(), predicted_bytes: Some(100 << 20), at_most: true, basis: String::new(), setting: None }];
         ProcessSample {
             full: Some(Arc::new(TimedCensus { at, wall: SystemTime::UNIX_EPOCH, cpu: Duration::ZERO, census })),
             verdict: Some(Arc::new(verdict)),
@@ -265,8 +266,11 @@ mod tests {
         );
         assert_eq!(of("call malloc_trim(0) now and then"), [""; 0]);
         for row in Allocator::known().map(Allocator::row) {
-            let texts =
-                row.fewer_arenas.into_iter().chain(row.caches.iter().flat_map(|caches| [caches.arena.action, caches.thread.action]));
+            let texts = row
+                .fewer_arenas
+                .map(|limit| limit.action)
+                .into_iter()
+                .chain(row.caches.iter().flat_map(|caches| [caches.arena.action, caches.thread.action]));
             texts.for_each(|text| assert!(!advised(text).is_empty(), "{text}"));
         }
     }
