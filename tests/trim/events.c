@@ -1,7 +1,7 @@
 /*
  * A process in which threads fork, start programs and are cancelled all the time, and whose heap always has free pages, so that calls fall
  * into all of that. Each of these is checked: anything wrong ends it by abort(). With the argument "exec" it instead replaces itself by
- * itself every 100 ms, and counts that. It runs until its standard input ends, and then prints what it counted as one line of JSON.
+ * itself every 500 ms, and counts that. It runs until its standard input ends, and then prints what it counted as one line of JSON.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -43,8 +43,13 @@ static void fill(int is_first)
 			free(blocks[i]);
 }
 
+static atomic_int is_filled;
+
+/* All blocks are this thread's, so that those that stay keep its arena from shrinking by itself. */
 static void *fill_again(void *unused)
 {
+	fill(1);
+	is_filled = 1;
 	while (!ending) {
 		fill(0);
 		usleep(200000);
@@ -133,7 +138,7 @@ static void replace_myself(char **argv, unsigned long count)
 	struct timespec begun, now;
 	clock_gettime(CLOCK_MONOTONIC, &begun);
 	for (;;) {
-		int left = 100;
+		int left = 500;
 		clock_gettime(CLOCK_MONOTONIC, &now);
 		left -= (now.tv_sec - begun.tv_sec) * 1000 + (now.tv_nsec - begun.tv_nsec) / 1000000;
 		if (left <= 0)
@@ -153,8 +158,8 @@ static void replace_myself(char **argv, unsigned long count)
 int main(int argc, char **argv)
 {
 	mallopt(M_MMAP_THRESHOLD, 1 << 30);
-	fill(1);
 	if (argc > 1 && !strcmp(argv[1], "exec")) {
+		fill(1);
 		sigset_t mask;
 		sigprocmask(SIG_SETMASK, NULL, &mask);
 		for (int signal = 1; signal < 65; signal++)
@@ -170,6 +175,8 @@ int main(int argc, char **argv)
 	pthread_t threads[4];
 	for (int i = 0; i < 4; i++)
 		pthread_create(&threads[i], NULL, work[i], NULL);
+	while (!is_filled)
+		usleep(1000);
 	if (write(1, "ready\n", 6) != 6)
 		return 1;
 	char c;
