@@ -47,6 +47,7 @@ pub const READERS: [(&str, Reader); 18] = [
     ("types", types),
     ("hotspot", hotspot),
     ("cpython", cpython),
+    ("pymalloc", pymalloc),
     ("trace", trace),
     ("foreign_trace", foreign_trace),
 ];
@@ -486,6 +487,59 @@ pub fn cpython(bytes: &[u8]) {
         if bytes.is_empty() && end == 0 {
             assert_eq!(named, ["1000", "Cart.add cart.py:7", "1010", "Cart.add cart.py:8", "1020"]);
         }
+    }
+}
+
+/// An interpreter with one arena, its table and two pools of it.
+const ARENA_PYTHON: u64 = 0x7f30_0000_0000;
+const ARENA_TABLE: u64 = 0x7f30_0001_0010;
+const ARENA: u64 = 0x7f30_0010_0000;
+const ARENA_MAPS: &[u8] = b"7f3000000000-7f3000001000 r--p 00000000 08:01 5 /usr/bin/python3.11\n\
+    7f3000001000-7f3000002000 rw-p 00001000 08:01 5 /usr/bin/python3.11\n\
+    7f3000010000-7f3000011000 rw-p 00000000 00:00 0\n\
+    7f3000100000-7f3000140000 rw-p 00000000 00:00 0\n";
+
+fn pool_of(arena: u64, class: u32, begun: u32, free: &[u32]) -> Vec<u8> {
+    let (bytes, mut pool) = ((class + 1) * 16, vec![0; 4096]);
+    let mut link = 8;
+    for &index in free {
+        let at = 48 + index * bytes;
+        pool[link..link + 8].copy_from_slice(&(arena + u64::from(at)).to_le_bytes());
+        link = at as usize;
+    }
+    for (at, value) in [(0, begun - free.len() as u32), (36, class), (40, 48 + begun * bytes), (44, 4096 - bytes)] {
+        pool[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    pool
+}
+
+/// CPython's arenas and pools: pairs of a place and a word, of the table first, then of the pools.
+pub fn pymalloc(bytes: &[u8]) {
+    let mut memory = Fixture::with_maps(Maps::parse(ARENA_MAPS));
+    memory.write_word(ARENA_PYTHON + 0x1800, ARENA_TABLE);
+    let table = [ARENA, ARENA + 3 * 4096, 62 | 64 << 32, ARENA + 2 * 4096, 0, 0];
+    for (at, word) in table.into_iter().enumerate() {
+        memory.write_word(ARENA_TABLE + 8 * at as u64, word);
+    }
+    memory.write(ARENA, &pool_of(ARENA, 3, 5, &[2, 0]));
+    memory.write(ARENA + 4096, &pool_of(ARENA + 4096, 31, 7, &[]));
+    memory.write(ARENA + 2 * 4096, &pool_of(ARENA + 2 * 4096, 0, 2, &[1, 0]));
+    for pair in bytes.chunks_exact(10).take(256) {
+        let place = u64::from(u16::from_le_bytes([pair[0], pair[1]])) % 0x3300;
+        let start = if place < 0x300 { ARENA_TABLE - 0x10 } else { ARENA - 0x300 };
+        memory.write(start + place, &pair[2..]);
+    }
+    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
+    let Ok(taken) = take(&memory, 1, "python", options, &mut LayoutCache::default()) else { return };
+    for level in [Level::Top, Level::Sampled] {
+        let _ = take(&memory, 1, "python", Options { level, ..options }, &mut LayoutCache::default());
+    }
+    for heap in &taken.census.heaps {
+        assert!(heap.off_balance_bytes() == Some(0) || !taken.census.walk.usable, "{heap:?}");
+    }
+    if bytes.is_empty() {
+        let live: Vec<_> = taken.census.heaps.iter().map(|heap| (heap.ladder.live_bytes, heap.live_allocations)).collect();
+        assert_eq!(live, [(Some(3 * 64 + 7 * 512), Some(10))]);
     }
 }
 

@@ -42,7 +42,7 @@ pub fn start(
     sample: SharedLeaks,
 ) -> std::io::Result<Worker<LeaksConfig>> {
     let due = Instant::now();
-    let looker = Looker { config, published, board, sample, looked: BTreeMap::new(), due, layouts: LayoutCache::default() };
+    let looker = Looker { config, published, board, sample, looked: BTreeMap::new(), due, layouts: LayoutCache::of_malloc() };
     Worker::start("fragprof-leaks", move |orders| looker.run(orders))
 }
 

@@ -53,7 +53,7 @@ pub fn start(
     keeper: Option<Keeper>,
     sample: SharedReclaim,
 ) -> std::io::Result<Worker<ReclaimConfig>> {
-    let (policy, layouts) = (Policy::default(), LayoutCache::default());
+    let (policy, layouts) = (Policy::default(), LayoutCache::of_malloc());
     let trimmer = Trimmer { config, published, keeper, sample, policy, rate: None, layouts, last_id: 0 };
     Worker::start("fragprof-reclaim", move |orders| trimmer.run(orders))
 }

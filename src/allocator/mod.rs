@@ -25,6 +25,8 @@ pub enum Allocator {
     Tcmalloc,
     /// mimalloc.
     Mimalloc,
+    /// CPython's, for objects of up to 512 bytes: beside that of malloc.
+    Pymalloc,
     /// Some other definition of `malloc` and `free`: an allocator not known here, or a wrapper around another.
     #[default]
     Other,
@@ -40,6 +42,7 @@ impl Allocator {
             Self::Jemalloc => &registry::JEMALLOC,
             Self::Tcmalloc => &registry::TCMALLOC,
             Self::Mimalloc => &registry::MIMALLOC,
+            Self::Pymalloc => &registry::PYMALLOC,
             Self::Other => &registry::OTHER,
         }
     }
@@ -48,6 +51,13 @@ impl Allocator {
     #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
+    }
+
+    /// Its name for people: with its runtime's, if it has one.
+    #[must_use]
+    pub fn title(self) -> String {
+        let name = self.name();
+        self.row().runtime.map_or_else(|| name.to_owned(), |runtime| format!("{runtime} ({name})"))
     }
 
     /// The allocator with a name from a profile or sample, which may have a suffix; `None` for an unknown one.

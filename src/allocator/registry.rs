@@ -10,6 +10,8 @@ pub struct Row {
     pub allocator: Allocator,
     /// Its name.
     pub name: &'static str,
+    /// The language runtime whose objects it holds, beside the heap of malloc; `None` if it serves malloc.
+    pub runtime: Option<&'static str>,
     /// Prefixes of its libraries' file names.
     pub libraries: &'static [&'static str],
     /// What its census reader searches for in a process's data; `None` if there is no reader.
@@ -26,6 +28,8 @@ pub struct Row {
     pub trim: Option<Remedy>,
     /// The same, shorter, for lists.
     pub trim_in_short: &'static str,
+    /// What helps against free bytes that its blocks pin; `None` if a recording shows the stacks that allocated those blocks.
+    pub unpin: Option<Remedy>,
     /// How a process with it releases its free pages when it is asked to.
     pub release: Release,
     /// Parts of the names of its functions, by which its code is recognised inside a file with other code.
@@ -173,6 +177,7 @@ const FUTEX: (&str, libc::c_long) = ("futex", libc::SYS_futex);
 pub static GLIBC: Row = Row {
     allocator: Allocator::Glibc,
     name: "glibc",
+    runtime: None,
     libraries: &["libc.so.6", "libc-2."],
     sought: Some("arena in use"),
     is_sampled: true,
@@ -184,6 +189,7 @@ pub static GLIBC: Row = Row {
         basis: "resident whole pages inside free chunks, and the end of the brk heap",
     }),
     trim_in_short: "call malloc_trim(0) now and then, or once after load peaks",
+    unpin: None,
     release: Release::Calls(&[ReleaseCall {
         text: "malloc_trim(0)",
         symbol: "malloc_trim",
@@ -239,6 +245,7 @@ pub static GLIBC: Row = Row {
 pub static JEMALLOC: Row = Row {
     allocator: Allocator::Jemalloc,
     name: "jemalloc",
+    runtime: None,
     libraries: &["libjemalloc"],
     sought: Some("page map"),
     is_sampled: false,
@@ -250,6 +257,7 @@ pub static JEMALLOC: Row = Row {
         basis: "resident dirty and muzzy extents",
     }),
     trim_in_short: "call mallctl(\"arena.4096.purge\"), or set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000",
+    unpin: None,
     release: Release::Calls(&[ReleaseCall {
         text: "mallctl(\"arena.4096.purge\")",
         symbol: "mallctl",
@@ -283,6 +291,7 @@ pub static JEMALLOC: Row = Row {
 pub static MUSL: Row = Row {
     allocator: Allocator::Musl,
     name: "musl",
+    runtime: None,
     libraries: &["ld-musl-"],
     sought: Some("mallocng metadata"),
     is_sampled: false,
@@ -291,6 +300,7 @@ pub static MUSL: Row = Row {
     chunks: ChunkRule::Extents,
     trim: None,
     trim_in_short: AS_DOCUMENTED,
+    unpin: None,
     release: Release::NoCall("musl returns free groups by itself and has no call for it"),
     function_names: &[],
     decays: false,
@@ -302,6 +312,7 @@ pub static MUSL: Row = Row {
 pub static TCMALLOC: Row = Row {
     allocator: Allocator::Tcmalloc,
     name: "tcmalloc",
+    runtime: None,
     libraries: &["libtcmalloc"],
     sought: Some("page map"),
     is_sampled: false,
@@ -313,6 +324,7 @@ pub static TCMALLOC: Row = Row {
         basis: "resident spans in the page heap's free lists",
     }),
     trim_in_short: "call MallocExtension_ReleaseFreeMemory()",
+    unpin: None,
     release: Release::Calls(&[
         ReleaseCall {
             text: "MallocExtension_ReleaseFreeMemory()",
@@ -349,6 +361,7 @@ pub static TCMALLOC: Row = Row {
 pub static MIMALLOC: Row = Row {
     allocator: Allocator::Mimalloc,
     name: "mimalloc",
+    runtime: None,
     libraries: &["libmimalloc"],
     sought: None,
     is_sampled: false,
@@ -357,6 +370,7 @@ pub static MIMALLOC: Row = Row {
     chunks: ChunkRule::Extents,
     trim: None,
     trim_in_short: AS_DOCUMENTED,
+    unpin: None,
     release: Release::NoCall("mi_collect serves only the heap of the thread that calls it, so no call from outside reaches the others"),
     function_names: &[],
     decays: false,
@@ -371,9 +385,36 @@ pub static MIMALLOC: Row = Row {
     }),
 };
 
+pub static PYMALLOC: Row = Row {
+    allocator: Allocator::Pymalloc,
+    name: "pymalloc",
+    runtime: Some("python"),
+    libraries: &[],
+    sought: Some("table of arenas"),
+    is_sampled: true,
+    gives_way: false,
+    footprint: Footprint::Requested,
+    chunks: ChunkRule::Extents,
+    trim: None,
+    trim_in_short: "free the last objects of each arena: tracemalloc shows where they were allocated",
+    unpin: Some(Remedy {
+        action: "find the objects that stay: python3 -X tracemalloc (or PYTHONTRACEMALLOC=1, Python 3.4 and later), and create them before the \
+                 load's peak; call gc.freeze() before workers are forked (3.7 and later), or restart workers now and then (gunicorn \
+                 --max-requests)",
+        basis: "free bytes of Python's arenas on pages that also hold objects; an arena is returned once its last object is freed",
+    }),
+    release: Release::NoCall("CPython returns an arena by itself when its last block is freed, and has no call for it"),
+    function_names: &["_PyObject_Malloc", "_PyObject_Calloc", "_PyObject_Realloc", "_PyObject_Free", "pymalloc"],
+    decays: false,
+    fewer_arenas: None,
+    caches: None,
+    choice: None,
+};
+
 pub static OTHER: Row = Row {
     allocator: Allocator::Other,
     name: "other",
+    runtime: None,
     libraries: &[],
     sought: None,
     is_sampled: false,
@@ -382,6 +423,7 @@ pub static OTHER: Row = Row {
     chunks: ChunkRule::Extents,
     trim: None,
     trim_in_short: AS_DOCUMENTED,
+    unpin: None,
     release: Release::NoCall("no call that releases its free pages is known"),
     function_names: &[],
     decays: false,
@@ -391,4 +433,4 @@ pub static OTHER: Row = Row {
 };
 
 /// All rows, in the order in which they are listed.
-pub static ALL: [&Row; 6] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &MIMALLOC, &OTHER];
+pub static ALL: [&Row; 7] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &MIMALLOC, &PYMALLOC, &OTHER];

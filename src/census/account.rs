@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::chunks::{Chunk, ChunkState, ChunkTable};
 use super::page_cache::PageCache;
+use super::pymalloc::PoolAccount;
 use super::quality::WalkQuality;
 use super::runtime::Runtimes;
 use crate::allocator::Allocator;
@@ -164,6 +165,9 @@ pub struct HeapAccount {
     pub arenas: Vec<ArenaAccount>,
     /// Chunks by size, powers of two.
     pub size_classes: Vec<SizeClass>,
+    /// Arenas and pools of CPython's objects.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pools: Option<PoolAccount>,
     /// Occupancy of the resident pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub occupancy: Option<Occupancy>,

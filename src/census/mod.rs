@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! memory (live | core_file | fixture) ──→ detect → locate → walk ──→ account (+ chunks, for the join with the ledger)
-//!                                          glibc, jemalloc, musl, tcmalloc
+//!                                          glibc, jemalloc, musl, tcmalloc, pymalloc
 //! ```
 //!
 //! Layouts are found by structure, never by version. What is not understood is reported as unknown, never guessed; each result states its
@@ -28,6 +28,7 @@ pub mod objects;
 pub mod pace;
 pub mod page_cache;
 pub mod page_map;
+pub mod pymalloc;
 pub mod quality;
 pub mod radix;
 pub mod reader;

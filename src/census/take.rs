@@ -45,6 +45,17 @@ pub struct LayoutCache {
     pub searched: Searched,
 }
 
+impl LayoutCache {
+    /// For malloc's heaps alone: those of runtimes are not read, their memory counts as outside malloc. For those who join a heap with what
+    /// was recorded of malloc, or follow the pointers between its blocks.
+    #[must_use]
+    pub fn of_malloc() -> Self {
+        let mut all = Self::default();
+        all.readers.retain(|reader| reader.allocator().row().runtime.is_none());
+        all
+    }
+}
+
 impl Default for LayoutCache {
     fn default() -> Self {
         Self {
@@ -65,6 +76,14 @@ pub struct Taken {
     pub heaps: Vec<HeapWalk>,
 }
 
+impl Taken {
+    /// Leaves out the heaps of runtimes: there is nothing in them that malloc allocated.
+    pub fn keep_malloc(&mut self) {
+        self.heaps.retain(|heap| heap.account.allocator.row().runtime.is_none());
+        self.census.heaps.retain(|heap| heap.allocator.row().runtime.is_none());
+    }
+}
+
 /// Takes a census of the process behind `memory`.
 ///
 /// # Errors
@@ -79,6 +98,9 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, layouts
         look_at_huge_pages(memory, &mut heaps);
     }
     let found: Vec<Allocator> = heaps.iter().map(|heap| heap.account.allocator).collect();
+    let has_pymalloc = found.contains(&Allocator::Pymalloc);
+    // Beside the heap of a runtime there is one of malloc.
+    let found: Vec<Allocator> = found.into_iter().filter(|allocator| allocator.row().runtime.is_none()).collect();
     let mut reasons = set_aside;
     reasons.extend(not_understood::reasons(memory, &maps, &objects, &found));
     if options.with_not_malloc
@@ -93,7 +115,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, layouts
     } else {
         Default::default()
     };
-    if runtimes.has(Kind::Pymalloc) {
+    if has_pymalloc || runtimes.has(Kind::Pymalloc) {
         // CPython 3.13 and later have mimalloc linked in, which serves only builds without the global lock, and those have no pymalloc.
         reasons.retain(|reason| !not_understood::is_mimalloc_of_python(reason));
     }

@@ -190,7 +190,7 @@ struct Counting {
 
 impl Counting {
     fn new(pid: Pid) -> Self {
-        Self { pid, layouts: LayoutCache::default(), top: Instant::now(), full: None }
+        Self { pid, layouts: LayoutCache::of_malloc(), top: Instant::now(), full: None }
     }
 
     fn count(&mut self, level: Level) {

@@ -228,7 +228,7 @@ fn write_java(out: &mut dyn Write, java: &JavaMemory) -> io::Result<()> {
 
 fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     let (ladder, details) = (&heap.ladder, &heap.details);
-    writeln!(out, "\n  {} ({})", heap.allocator.name(), heap.layout)?;
+    writeln!(out, "\n  {} ({})", heap.allocator.title(), heap.layout)?;
     let mut row = |depth: usize, name: &str, bytes: Option<u64>, more: String| match bytes {
         Some(bytes) => writeln!(out, "  {:depth$}{name:<width$} {:>10}  {more}", "", HumanBytes(bytes), width = 26 - depth),
         None => Ok(()),

@@ -158,9 +158,10 @@ fn track_record(reader: &Reader, process: &Process, verdict: &Verdict) -> anyhow
     Ok(asked?.into_iter().filter(named).collect())
 }
 
-/// Blocks in use of all heaps.
+/// Blocks in use of malloc's heaps.
 fn live_blocks(census: &Census) -> u64 {
-    census.heaps.iter().filter_map(|heap| heap.live_allocations).fold(0, u64::saturating_add)
+    let heaps = census.heaps.iter().filter(|heap| heap.allocator.row().runtime.is_none());
+    heaps.filter_map(|heap| heap.live_allocations).fold(0, u64::saturating_add)
 }
 
 /// The result of sampling a process over some time.
@@ -342,6 +343,18 @@ fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, 
         if let Some(bytes) = bytes {
             writeln!(out, "    {name:<18} {:>10}", HumanBytes(bytes))?;
         }
+    }
+    for part in &evidence.heaps {
+        let known = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| HumanBytes(bytes).to_string());
+        writeln!(
+            out,
+            "      {:<18} {:>8} resident, {} in use ({} of it mapped for single blocks), {} free",
+            part.heap,
+            HumanBytes(part.resident_bytes),
+            known(part.live_bytes),
+            HumanBytes(part.mmapped_bytes),
+            known(part.free_resident_bytes)
+        )?;
     }
     for part in evidence.not_malloc.iter().filter(|part| part.resident_bytes >= PART_BYTES_MIN) {
         writeln!(out, "      {:<16} {:>10} in {}", part.kind, HumanBytes(part.resident_bytes), counted(part.mappings, "mapping"))?;

@@ -132,7 +132,7 @@ fn seen_of(memory: &dyn Memory, who: (u32, &str), plan: Plan) -> Result<ScanResu
     let registers = registers_of(memory);
     let read = registers.as_ref().map(|registers| move || registers.read());
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
-    scan(memory, who, plan, read, &mut LayoutCache::default())
+    scan(memory, who, plan, read, &mut LayoutCache::of_malloc())
 }
 
 /// The call stacks of a recording's blocks.

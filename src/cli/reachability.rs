@@ -186,7 +186,7 @@ fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached,
     let read = registers.as_ref().map(|registers| move || registers.read());
     let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
     let plan = Plan { looks: LOOKS, interval: Duration::from_secs(1), ..Plan::default() };
-    let seen = scan(memory, (pid, comm), plan, read, &mut LayoutCache::default())?;
+    let seen = scan(memory, (pid, comm), plan, read, &mut LayoutCache::of_malloc())?;
     let leaks = Leaks::of(memory, pid, comm, &seen, false)?;
     let part = |group: &crate::retention::leaks::Group| Part {
         bytes: group.all_bytes(),

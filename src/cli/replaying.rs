@@ -40,7 +40,7 @@ impl<'a> Replayer<'a> {
         let defaults = Limits::default();
         let heap_bytes_max = memory_mib.map_or(defaults.heap_bytes_max, |mib| mib.saturating_mul(1 << 20));
         let limits = Limits { heap_bytes_max, time_max: time_max.unwrap_or(defaults.time_max), ..defaults };
-        Ok(Self { path, survey, limits, layouts: LayoutCache::default() })
+        Ok(Self { path, survey, limits, layouts: LayoutCache::of_malloc() })
     }
 
     /// Evenly spread times, the last one before the teardown.

@@ -142,7 +142,7 @@ fn pinned_by(memory: &LiveMemory, args: &TrimArgs, report: &TrimReport) -> Optio
 fn carry_out(memory: &LiveMemory, args: &TrimArgs, asks: bool, report: &mut TrimReport) -> Result<(), TrimRefusal> {
     let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
     let request = Request { pad_bytes: args.pad, stall_max: args.max_stall, pace };
-    let mut layouts = LayoutCache::default();
+    let mut layouts = LayoutCache::of_malloc();
     let rate = Rate::measure().map_err(|error| crate::inject::Refusal::Kernel { what: "cannot measure", reason: error.to_string() })?;
     let mut plan = trim::plan(memory, &request, &rate, &mut layouts)?;
     report.add_plan(&plan);

@@ -216,9 +216,10 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
         kind => where_it_lies(kind).to_owned(),
     };
     let text = format!(
-        "{} of {} resident in the malloc heap is free; {} of that {what}",
+        "{} of {} resident in {} is free; {} of that {what}",
         HumanBytes(free),
         HumanBytes(ladder.resident_bytes),
+        evidence.heap(),
         HumanBytes(bytes)
     );
     Finding::new(kind, confidence, Some(bytes), text)
@@ -250,8 +251,9 @@ fn spread_over_arenas(evidence: &Evidence) -> u64 {
 fn healthy(evidence: &Evidence, live: u64, free: u64, lasting: u64, passes: bool) -> Finding {
     let ladder = &evidence.ladder;
     let mut text = format!(
-        "of {} resident in the malloc heap, {} is in use and {} is free",
+        "of {} resident in {}, {} is in use and {} is free",
         HumanBytes(ladder.resident_bytes),
+        evidence.heap(),
         HumanBytes(evidence.live_resident_bytes.unwrap_or(live.min(ladder.resident_bytes))),
         HumanBytes(free)
     );
@@ -298,8 +300,9 @@ pub(super) fn huge_pages(evidence: &Evidence) -> Option<Finding> {
     }
     let confidence = if zero.saturating_mul(2) >= ladder.resident_bytes { Confidence::High } else { Confidence::Medium };
     let text = format!(
-        "of {} resident in the malloc heap, {} is in huge pages, and {} of that holds only zeros",
+        "of {} resident in {}, {} is in huge pages, and {} of that holds only zeros",
         HumanBytes(ladder.resident_bytes),
+        evidence.heap(),
         HumanBytes(evidence.details.huge_bytes),
         HumanBytes(zero)
     );

@@ -19,8 +19,9 @@ pub(super) fn state_of_heap(evidence: &Evidence, estimate: &OccupancyEstimate) -
     let resident = evidence.ladder.resident_bytes;
     let (free, error) = (estimate.free_resident_bytes_est, estimate.free_resident_bytes_stderr.saturating_mul(ERRORS));
     let about = format!(
-        "of {} resident in the malloc heap, {} ± {} is free, estimated from a sample",
+        "of {} resident in {}, {} ± {} is free, estimated from a sample",
         HumanBytes(resident),
+        evidence.heap(),
         HumanBytes(free),
         HumanBytes(error)
     );

@@ -40,7 +40,7 @@ fn against(kind: Kind, census: &Census, evidence: &Evidence) -> Vec<Remedy> {
     let trims = || heaps.iter().filter_map(|heap| trim(heap));
     match kind {
         Kind::Leak | Kind::Growing => growth(evidence),
-        Kind::Fragmentation => vec![fragmentation(evidence)],
+        Kind::Fragmentation => vec![pins(&heaps, evidence)],
         Kind::NotMalloc => outside::remedies(census, evidence),
         Kind::HugePageBloat => vec![huge_pages(evidence)],
         Kind::Hoarding => trims().chain(heaps.iter().filter_map(|heap| thresholds(heap))).collect(),
@@ -142,6 +142,17 @@ fn fragmentation(evidence: &Evidence) -> Remedy {
         basis: "free bytes on pages that also hold live blocks: what would be saved if all of those blocks were elsewhere".into(),
         setting: None,
     }
+}
+
+/// Against free bytes on pages with live ones. The objects of a runtime are not recorded: what helps where most of the free bytes are in its
+/// heap is in its allocator's row.
+fn pins(heaps: &[&HeapAccount], evidence: &Evidence) -> Remedy {
+    let most = heaps.iter().max_by_key(|heap| heap.ladder.pinned_bytes.unwrap_or(0));
+    let of_runtime = most.and_then(|heap| Some((heap.allocator.row().unpin?, heap.ladder.pinned_bytes?)));
+    of_runtime.map_or_else(
+        || fragmentation(evidence),
+        |(unpin, bytes)| Remedy { action: unpin.action.into(), predicted_bytes: Some(bytes), at_most: true, basis: unpin.basis.into() },
+    )
 }
 
 fn huge_pages(evidence: &Evidence) -> Remedy {

@@ -170,6 +170,21 @@ impl Source {
     }
 }
 
+/// One of several heaps of a process, for example Python's objects beside malloc's blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
+pub struct HeapPart {
+    /// The allocator, with the runtime whose objects it holds: `glibc`, `python (pymalloc)`.
+    pub heap: String,
+    /// Resident bytes.
+    pub resident_bytes: u64,
+    /// Bytes in use.
+    pub live_bytes: Option<u64>,
+    /// Free bytes that are resident.
+    pub free_resident_bytes: Option<u64>,
+    /// Of the bytes in use, blocks with mappings of their own.
+    pub mmapped_bytes: u64,
+}
+
 /// The numbers behind a verdict.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, schemars::JsonSchema)]
 pub struct Evidence {
@@ -187,6 +202,9 @@ pub struct Evidence {
     /// What lies beside them.
     #[serde(flatten)]
     pub details: Details,
+    /// Each heap, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub heaps: Vec<HeapPart>,
     /// In use and resident.
     pub live_resident_bytes: Option<u64>,
     /// Free bytes that are resident.
@@ -206,6 +224,13 @@ pub struct Evidence {
     pub other_arena_free_bytes_max: u64,
     /// Change over time, if it was observed.
     pub change: Option<Change>,
+}
+
+impl Evidence {
+    /// What its rungs are of, in words.
+    pub(super) fn heap(&self) -> &'static str {
+        if self.heaps.is_empty() { "the malloc heap" } else { "the heaps" }
+    }
 }
 
 /// Judges a census of level full, or a sample if that is enough, with the growth over earlier samples, if there were any.
@@ -299,7 +324,7 @@ fn sources(census: &Census, change: Option<Change>) -> Vec<Source> {
         Level::Sampled => "a sample of the heap: live and free bytes are estimates with standard errors",
         Level::Top => "sums only",
     };
-    let allocators: Vec<&str> = census.heaps.iter().map(|heap| heap.allocator.name()).collect();
+    let allocators: Vec<String> = census.heaps.iter().map(|heap| heap.allocator.title()).collect();
     let mut sources = Vec::new();
     if !allocators.is_empty() {
         let census = format!("census of the allocator's own metadata ({}), {closely}", allocators.join(", "));
@@ -324,6 +349,7 @@ fn evidence(census: &Census, change: Option<Change>) -> Evidence {
         not_malloc: census.not_malloc.clone(),
         ladder,
         details: census.details(),
+        heaps: if census.heaps.len() > 1 { census.heaps.iter().map(part).collect() } else { Vec::new() },
         live_resident_bytes,
         free_resident_bytes: census.sum(HeapAccount::free_resident_bytes),
         occupancy_est: occupancy_est(census),
@@ -333,6 +359,16 @@ fn evidence(census: &Census, change: Option<Change>) -> Evidence {
         other_arenas_free_bytes: of_arenas.iter().map(|&(sum, _)| sum).fold(0, u64::saturating_add),
         other_arena_free_bytes_max: of_arenas.iter().map(|&(_, most)| most).max().unwrap_or(0),
         change,
+    }
+}
+
+fn part(heap: &HeapAccount) -> HeapPart {
+    HeapPart {
+        heap: heap.allocator.title(),
+        resident_bytes: heap.ladder.resident_bytes,
+        live_bytes: heap.ladder.live_bytes.or(heap.live_bytes_est),
+        free_resident_bytes: heap.free_resident_bytes().or(heap.occupancy_est.map(|estimate| estimate.free_resident_bytes_est)),
+        mmapped_bytes: heap.mmapped_bytes,
     }
 }
 

@@ -166,7 +166,7 @@ pub struct Step {
 /// # Errors
 /// If the process cannot be read, or has ended.
 pub fn census(memory: &dyn Memory, (pid, comm): (u32, &str), pace: Pace) -> Result<Taken, ScanError> {
-    let mut layouts = LayoutCache::default();
+    let mut layouts = LayoutCache::of_malloc();
     let options = Options { level: Level::Full, pace, with_not_malloc: true };
     let mut taken = take(memory, pid, comm, options, &mut layouts)?;
     add_blocks(memory, &mut taken, &mut layouts)?;

@@ -200,6 +200,7 @@ pub fn scan(
     let options = Options { level: Level::Full, pace: plan.pace, with_not_malloc: false };
     let image = Image::of(memory)?;
     let mut taken = take(memory, pid, comm, options, layouts)?;
+    taken.keep_malloc();
     add_blocks(memory, &mut taken, layouts)?;
     times.census_s = clock.lap();
     limit::check(&taken, limit::LEAKS_BYTES_A_BLOCK, plan.memory_max_bytes)?;
@@ -252,6 +253,7 @@ pub fn scan(
     }
     let taken = if is_live {
         let mut last = take(memory, pid, comm, options, layouts)?;
+        last.keep_malloc();
         add_blocks(memory, &mut last, layouts)?;
         doubts.is_census_usable &= last.census.walk.usable;
         doubts.broken_lists = last.census.walk.broken_lists;

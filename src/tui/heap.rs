@@ -68,12 +68,19 @@ fn is_data(mapping: &Mapping) -> bool {
 }
 
 /// Reads a process's heap repeatedly, as often as its size allows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct HeapReader {
     memory: Option<LiveMemory>,
     layouts: LayoutCache,
     last: Option<HeapReading>,
     due: Option<Instant>,
+}
+
+impl Default for HeapReader {
+    fn default() -> Self {
+        // It is shown beside the stacks that were recorded of malloc.
+        Self { memory: None, layouts: LayoutCache::of_malloc(), last: None, due: None }
+    }
 }
 
 impl HeapReader {

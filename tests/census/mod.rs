@@ -7,6 +7,7 @@ mod hostile;
 mod others;
 mod postgres;
 mod proof;
+mod python;
 mod running;
 mod runtimes;
 mod suites;

@@ -38,31 +38,6 @@ fn assert_glibc_alone(taken: &Taken) {
 }
 
 #[test]
-fn pythons_arenas_and_blocks_are_those_that_python_counts() {
-    const SCRIPT: &str = r##"
-import os, re, subprocess, sys, zlib, json
-keep = [(n, str(n)) for n in range(200000)][::3]
-read, write = os.pipe()
-saved = os.dup(2); os.dup2(write, 2); sys._debugmallocstats(); os.dup2(saved, 2); os.close(write)
-text = os.read(read, 65536).decode()
-number = lambda pattern: int(re.search(pattern, text).group(1).replace(",", ""))
-own = {"arenas": number(r"# arenas allocated current += +([\d,]+)"), "bytes": number(r"arenas \* \d+ bytes/arena += +([\d,]+)"),
-       "used": number(r"# bytes in allocated blocks += +([\d,]+)")}
-print(json.dumps(own), flush=True)
-sys.stdin.read()
-"##;
-    let (target, own) = started(Command::new("python3").args(["-c", SCRIPT]));
-    let taken = target.census(Level::Full);
-    assert_glibc_alone(&taken);
-    let arenas = memory(&taken, "pymalloc_arenas");
-    assert_eq!((arenas.pieces, arenas.extent_bytes), (number(&own, "arenas"), number(&own, "bytes")));
-    // Objects that it made after it had counted: the text of its account.
-    let used = arenas.used_bytes.unwrap();
-    assert!(arenas.swapped_bytes > 0 || used.abs_diff(number(&own, "used")) < 256 << 10, "{used}: {own}");
-    assert!(resident(&taken, "other_anonymous") < 4 << 20, "{:?}", taken.census.not_malloc);
-}
-
-#[test]
 fn gos_heap_is_what_the_runtime_got_from_the_system() {
     const PROGRAM: &str = r#"package main
 import ("bufio"; "fmt"; "os"; "runtime")

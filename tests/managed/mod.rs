@@ -2,7 +2,7 @@
 
 mod java;
 mod life;
-mod python;
+pub mod python;
 mod python_life;
 mod python_truth;
 mod truth;

@@ -155,6 +155,8 @@ pub struct LayoutCache {
     pub hotspot: hotspot::LayoutCache,
     /// Go's table of arenas.
     pub go: go::LayoutCache,
+    /// CPython's table of arenas.
+    pub pymalloc: super::pymalloc::arenas::Places,
 }
 
 /// Searches for runtimes. `heaps` are malloc's own ranges, sorted and disjoint. The claims are sorted and disjoint, and lie outside of
@@ -169,7 +171,7 @@ pub fn look(
     let view = View::of(memory, maps, objects, heaps);
     let java = hotspot::look(&view, &mut layouts.hotspot);
     let found = [
-        pymalloc::find(&view),
+        pymalloc::find(&view, &mut layouts.pymalloc),
         go::find(&view, &mut layouts.go),
         v8::find(&view),
         zend::find(&view),

@@ -128,7 +128,7 @@ pub fn unusable(taken: &Taken) -> Option<String> {
 thread_local! {
     /// Layout data of allocators' files that this thread's censuses have learned. One per thread: with a lock the driver would wait for the
     /// walker.
-    static PLACES: RefCell<LayoutCache> = RefCell::default();
+    static PLACES: RefCell<LayoutCache> = RefCell::new(LayoutCache::of_malloc());
 }
 
 /// Takes a census, without the memory outside malloc.
