@@ -30,7 +30,7 @@ use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 18] = [
+pub const READERS: [(&str, Reader); 19] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -48,6 +48,7 @@ pub const READERS: [(&str, Reader); 18] = [
     ("hotspot", hotspot),
     ("cpython", cpython),
     ("pymalloc", pymalloc),
+    ("mimalloc", mimalloc),
     ("trace", trace),
     ("foreign_trace", foreign_trace),
 ];
@@ -540,6 +541,52 @@ pub fn pymalloc(bytes: &[u8]) {
     if bytes.is_empty() {
         let live: Vec<_> = taken.census.heaps.iter().map(|heap| (heap.ladder.live_bytes, heap.live_allocations)).collect();
         assert_eq!(live, [(Some(3 * 64 + 7 * 512), Some(10))]);
+    }
+}
+
+/// A segment of mimalloc 2.0 with a page of 64-byte blocks and one of 10,000 bytes, and the heap that owns them.
+const SEGMENT: u64 = 0x7f40_0000_0000;
+const SEGMENT_HEAP: u64 = 0x7f40_0200_0000;
+const SEGMENT_MAPS: &[u8] = b"7f4000000000-7f4002001000 rw-p 00000000 00:00 0\n";
+
+/// mimalloc's segments, pages and lists: pairs of a place and a word, of the header first, then of the blocks.
+pub fn mimalloc(bytes: &[u8]) {
+    let mut memory = Fixture::with_maps(Maps::parse(SEGMENT_MAPS));
+    // Cookie, segment_slices, segment_info_slices, kind, slice_entries, thread_id.
+    let fields = [(216, SEGMENT ^ 0x5aa5), (224, 512), (232, 1), (240, 0), (248, 512), (256, 7)];
+    let page = |slice: u64| 264 + slice * 80;
+    let block = |slice: u64, bytes: u64, index: u64| SEGMENT + slice * 0x1_0000 + if bytes <= 1024 { 384 } else { 0 } + index * bytes;
+    // slice_count, capacity and reserved, free, used and xblock_size, local_free, xthread_free, xheap.
+    let small =
+        [(0, 1), (8, 100 << 16 | 1000 << 32), (16, block(1, 64, 3)), (24, 98 | 64 << 32), (40, block(1, 64, 9) | 2), (48, SEGMENT_HEAP)];
+    let large = [(0, 1), (8, 6 << 16 | 6 << 32), (16, 0), (24, 5 | 10_000 << 32), (32, block(2, 10_000, 1)), (48, SEGMENT_HEAP)];
+    let all = fields.into_iter().chain([(page(0), 1), (page(3), 509)]);
+    let all = all.chain(small.map(|(at, word)| (page(1) + at, word))).chain(large.map(|(at, word)| (page(2) + at, word)));
+    for (at, word) in all {
+        memory.write_word(SEGMENT + at, word);
+    }
+    // The second free block, and a block that another thread freed while its page was full.
+    memory.write_word(block(1, 64, 3), block(1, 64, 5));
+    for slice in 0..20 {
+        memory.write_word(SEGMENT + 0x1_0000 + slice * 4096 + 8, 0);
+    }
+    memory.write_word(SEGMENT_HEAP + 2840, block(2, 10_000, 4));
+    for pair in bytes.chunks_exact(10).take(256) {
+        let place = u64::from(u16::from_le_bytes([pair[0], pair[1]]));
+        let start = if place < 0x1000 { SEGMENT } else { SEGMENT + 0xf000 };
+        memory.write(start + place, &pair[2..]);
+    }
+    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
+    let Ok(taken) = take(&memory, 1, "service", options, &mut LayoutCache::default()) else { return };
+    for level in [Level::Top, Level::Sampled] {
+        let _ = take(&memory, 1, "service", Options { level, ..options }, &mut LayoutCache::default());
+    }
+    for heap in &taken.census.heaps {
+        assert!(heap.off_balance_bytes() == Some(0) || !taken.census.walk.usable, "{heap:?}");
+    }
+    if bytes.is_empty() {
+        let live: Vec<_> = taken.census.heaps.iter().map(|heap| (heap.ladder.live_bytes, heap.live_allocations)).collect();
+        assert_eq!(live, [(Some(97 * 64 + 4 * 10_000), Some(101))]);
     }
 }
 

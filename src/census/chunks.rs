@@ -157,6 +157,12 @@ impl ChunkTable {
         Self { has_loose_starts: true, ..Self::default() }
     }
 
+    /// A table for mimalloc, which aligns a block within a larger one.
+    #[must_use]
+    pub fn for_mimalloc() -> Self {
+        Self::for_musl()
+    }
+
     /// A block of `usable_bytes` as the program sees it.
     fn block_of(&self, chunk: Chunk, arena: u32) -> Block {
         let borrowed = if chunk.state == ChunkState::Mmapped { 0 } else { self.borrowed_bytes };

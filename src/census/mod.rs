@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! memory (live | core_file | fixture) ──→ detect → locate → walk ──→ account (+ chunks, for the join with the ledger)
-//!                                          glibc, jemalloc, musl, tcmalloc, pymalloc
+//!                                          glibc, jemalloc, musl, tcmalloc, mimalloc, pymalloc
 //! ```
 //!
 //! Layouts are found by structure, never by version. What is not understood is reported as unknown, never guessed; each result states its
@@ -21,6 +21,7 @@ pub mod layout_cache;
 pub mod live;
 pub mod map;
 pub mod memory;
+pub mod mimalloc;
 pub mod musl;
 pub mod not_malloc;
 pub mod not_understood;

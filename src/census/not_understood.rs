@@ -98,7 +98,7 @@ fn of_static_program(memory: &dyn Memory, objects: &Objects<'_>, maps: &Maps) ->
     if is_go(memory, objects, maps) {
         return "Go program without a C heap: its memory is managed by the Go runtime, not by malloc".into();
     }
-    "static program, or one with its own allocator: no glibc, musl, jemalloc or tcmalloc heap was found in its data".into()
+    "static program, or one with its own allocator: no glibc, musl, jemalloc, tcmalloc or mimalloc heap was found in its data".into()
 }
 
 /// Whether the program was linked by Go. Only its own data is examined, not that of its libraries.
@@ -148,10 +148,10 @@ mod tests {
 
     #[test]
     fn an_allocator_without_a_reader_is_named_even_if_another_heap_was_read() {
-        let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/libmimalloc.so.2.0\n");
+        let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/libsnmalloc.so.1\n");
         let reasons = reasons_for(&maps, &[Allocator::Glibc]);
         assert_eq!(reasons.len(), 1);
-        assert!(reasons.iter().all(|reason| reason.contains("mimalloc is loaded (libmimalloc.so.2.0)")), "{reasons:?}");
+        assert!(reasons.iter().all(|reason| reason.contains("snmalloc is loaded (libsnmalloc.so.1)")), "{reasons:?}");
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn each_library_without_a_reader_is_named() {
-        for (start, allocator) in UNSUPPORTED.into_iter().chain([("libmimalloc", "mimalloc")]) {
+        for (start, allocator) in UNSUPPORTED {
             let maps = format!("{LIBC}7f0000002000-7f0000003000 r--p 00000000 08:01 6 /usr/lib/{start}.so.1\n");
             let reasons = reasons_for(&maps, &[Allocator::Glibc]);
             assert!(matches!(reasons.as_slice(), [one] if one.starts_with(allocator) && one.contains("not supported")), "{reasons:?}");
@@ -175,6 +175,7 @@ mod tests {
         let read = [
             ("libjemalloc", "jemalloc", "page map"),
             ("libtcmalloc", "tcmalloc", "page map"),
+            ("libmimalloc", "mimalloc", "segment of 2.x"),
             ("ld-musl-", "musl", "mallocng metadata"),
             ("libc.so.6", "glibc", "arena in use"),
             ("libc-2.", "glibc", "arena in use"),

@@ -4,6 +4,7 @@
 mod cost;
 mod glibc;
 mod hostile;
+mod mimalloc;
 mod others;
 mod postgres;
 mod proof;
