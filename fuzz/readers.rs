@@ -30,7 +30,7 @@ use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 19] = [
+pub const READERS: [(&str, Reader); 20] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),

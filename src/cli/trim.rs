@@ -131,7 +131,7 @@ fn pinned_by(memory: &LiveMemory, args: &TrimArgs, report: &TrimReport) -> Optio
         return None;
     }
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: false };
-    let census = take(memory, args.pid, &report.comm, options, &mut LayoutCache::default()).ok()?.census;
+    let census = take(memory, args.pid, &report.comm, options, &mut LayoutCache::of_malloc()).ok()?.census;
     let verdict = judge(&census, None);
     let is_more = verdict.evidence.ladder.pinned_bytes > report.predicted_bytes;
     let blocks = census.heaps.iter().filter_map(|heap| heap.live_allocations).fold(0, u64::saturating_add);

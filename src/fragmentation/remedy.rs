@@ -151,7 +151,13 @@ fn pins(heaps: &[&HeapAccount], evidence: &Evidence) -> Remedy {
     let of_runtime = most.and_then(|heap| Some((heap.allocator.row().unpin?, heap.ladder.pinned_bytes?)));
     of_runtime.map_or_else(
         || fragmentation(evidence),
-        |(unpin, bytes)| Remedy { action: unpin.action.into(), predicted_bytes: Some(bytes), at_most: true, basis: unpin.basis.into() },
+        |(unpin, bytes)| Remedy {
+            action: unpin.action.into(),
+            predicted_bytes: Some(bytes),
+            at_most: true,
+            basis: unpin.basis.into(),
+            setting: None,
+        },
     )
 }
 
