@@ -11,6 +11,7 @@
 pub mod cpython;
 pub mod hotspot;
 pub mod memory;
+mod v8;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -88,6 +89,8 @@ pub struct Managed {
     /// When a runtime's library was first seen, and why it could not be used yet.
     library_since: Option<Instant>,
     pending: Option<Refusal>,
+    /// What of a Node.js is named; `None` = there is none.
+    node: Option<v8::Names>,
 }
 
 impl Managed {
@@ -102,6 +105,7 @@ impl Managed {
             known: HashMap::new(),
             library_since: None,
             pending: None,
+            node: None,
         }
     }
 
@@ -115,13 +119,16 @@ impl Managed {
     pub fn exec(&mut self) {
         (self.state, self.python) = (State::None, PythonState::Unknown);
         self.known.clear();
-        (self.library_since, self.pending) = (None, None);
+        (self.library_since, self.pending, self.node) = (None, None, None);
     }
 
     /// Looks for runtimes in the process's mappings. A runtime that was not ready is tried again.
     pub fn update(&mut self, process: &Process, maps: &Maps) {
         self.update_python(process, maps);
         self.update_java(process, maps);
+        if !matches!(self.node, Some(v8::Names::All)) && v8::is_in(maps) {
+            self.node = Some(v8::names(process));
+        }
     }
 
     fn update_python(&mut self, process: &Process, maps: &Maps) {
@@ -225,7 +232,8 @@ impl Managed {
     /// What is known, a sentence for each runtime whose frames could be named.
     #[must_use]
     pub fn describe(&self) -> Vec<String> {
-        self.describe_java().into_iter().chain(self.describe_python()).collect()
+        let node = self.node.map(v8::Names::sentence);
+        self.describe_java().into_iter().chain(self.describe_python()).chain(node).collect()
     }
 
     fn describe_python(&self) -> Option<String> {
@@ -252,7 +260,8 @@ impl Managed {
     pub fn refusals(&self) -> Vec<String> {
         let java = if matches!(self.state, State::Refused(_)) { self.describe_java() } else { None };
         let python = if matches!(self.python, PythonState::Refused(_)) { self.describe_python() } else { None };
-        java.into_iter().chain(python).collect()
+        let node = self.node.filter(|names| *names != v8::Names::All).map(v8::Names::sentence);
+        java.into_iter().chain(python).chain(node).collect()
     }
 
     /// A Python code object was seen.

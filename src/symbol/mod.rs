@@ -25,7 +25,7 @@ pub(crate) use demangle::demangle;
 pub use named::{NAMED_MAX, NamedFrames};
 pub use perf_map::{PERF_MAP_BYTES_MAX, PERF_MAP_ENTRIES_MAX, PerfMap};
 pub use resolver::{Counters, Known, Symbolizer};
-pub use snapshot::{KEPT_FILES_MAX, Snapshots, read_perf_map};
+pub use snapshot::{KEPT_FILES_MAX, Snapshots, has_perf_map, read_perf_map};
 pub use space::{AddressSpace, Backing, Module, Region};
 
 /// Longest name of a function or file, in bytes; longer ones are cut and end in `…`. C++ names of some hundred KiB exist.

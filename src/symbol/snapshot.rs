@@ -119,13 +119,22 @@ pub fn read_perf_map(space: &mut AddressSpace, process: &Process) {
     }
 }
 
+/// Whether a just-in-time compiler of the process has written a perf map.
+#[must_use]
+pub fn has_perf_map(process: &Process) -> bool {
+    perf_map_file(process).is_some()
+}
+
 fn perf_map(process: &Process) -> Option<PerfMap> {
+    PerfMap::read(perf_map_file(process)?).ok()
+}
+
+fn perf_map_file(process: &Process) -> Option<File> {
     let root = File::open(process.directory().join("root")).ok()?;
     let path = format!("tmp/perf-{}.map", process.inner_pid());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let file = rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve).ok()?;
-    PerfMap::read(File::from(file)).ok()
+    rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve).ok().map(File::from)
 }
 
 #[cfg(test)]

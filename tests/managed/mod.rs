@@ -2,6 +2,7 @@
 
 mod java;
 mod life;
+mod node;
 pub mod python;
 mod python_life;
 mod python_truth;
