@@ -401,7 +401,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::super::event::{Op, Request};
     use super::super::tests::{OPTIONS, converted};
-    use super::*;
 
     fn record(thread: i32, kind: u8, [ptr1, ptr2, size, size2]: [u64; 4]) -> Vec<u8> {
         let mut record = thread.to_le_bytes().to_vec();

@@ -303,7 +303,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::super::event::Op;
     use super::super::tests::{OPTIONS, converted};
-    use super::*;
 
     const INTERPRETED: &str = "v 10400 3\nX ./bin/shop --big\nI 1000 5e2922\ns 9 /bin/shop\ns 4 main\ns 4 load\ns 15 /lib/libjemalloc.so.2\n\
         i 55d0 1 2\ni 55d1 1 3 1 7 2 1 9\nt 1 0\nt 2 1\na 10 2\na 400 2\n+ 0\n+ 0\nc 5\n+ 1\nR 3b2\n- 0\n- 1\n- 1\nc a\n# strings: 3\n";
