@@ -247,7 +247,7 @@ mod tests {
         let start = Instant::now();
         let mut policy = Policy::default();
         // 200 MiB, of which 100 are given back.
-        let mut choose = |policy: &mut Policy, second: u64, resident_mib: u64| {
+        let choose = |policy: &mut Policy, second: u64, resident_mib: u64| {
             let now = start + Duration::from_secs(second);
             let one = Candidate { resident_bytes: resident_mib << 20, ..candidate(100) };
             let chosen = policy.choose(&config, now, [(id(1), one)].into_iter()).is_some();
