@@ -93,7 +93,8 @@ impl Past {
         let is_high = resident_bytes >= given.again_bytes;
         let was_seen = given.is_seen;
         given.is_seen |= !is_high;
-        if !is_due && !(is_high && was_seen) {
+        let is_known = is_due || (is_high && was_seen);
+        if !is_known {
             return false;
         }
         self.given_back = None;
