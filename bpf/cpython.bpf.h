@@ -168,6 +168,9 @@ static __always_inline __u32 fp_python_native(struct fp_walk *walk, const struct
 	if (distance >= 8ULL * FP_SP_FAR || !len)
 		return FP_PYTHON_UNKNOWN;
 	near = distance >> 3;
+	/* Where the inner frames of a deep walk begin is not kept. */
+	if (walk->before && fp_step_at(walk, walk->now, 0)->sp > near)
+		return FP_PYTHON_UNKNOWN;
 #pragma unroll
 	for (step = FP_FRAMES_MAX / 2; step; step /= 2) {
 		__u32 try = low + step;
@@ -183,7 +186,7 @@ static __always_inline __u32 fp_python_native(struct fp_walk *walk, const struct
 		if (walk->end == FP_END_FRAME_LIMIT && address >= walk->sp)
 			return FP_PYTHON_OUTSIDE;
 	}
-	return low;
+	return walk->before + low;
 }
 
 /* A call of the evaluation loop has no more frames. address: in its C frame; 0 = not known. */
@@ -281,7 +284,7 @@ static long fp_python_step(__u32 i, struct fp_python_loop *loop)
 
 	if (!frame)
 		return !fp_python_next_thread(python);
-	if (python->len >= FP_PYTHON_FRAMES_MAX) {
+	if (python->len >= FP_PYTHON_FRAMES_MAX || python->len >= fp_frames_limit) {
 		python->end = FP_PYTHON_END_LIMIT;
 		return 1;
 	}
@@ -358,7 +361,8 @@ static __always_inline void fp_python_find_threads(struct fp_walk *walk, struct 
 
 	python->found = 0;
 	bpf_loop(FP_FRAMES_MAX, fp_python_scan, &scan, 0);
-	if (!scan.found)
+	/* The inner frames of a deep walk are not searched. */
+	if (!scan.found && !walk->before)
 		return;
 	python->interpreter = fp_user_word(layout->interpreters);
 	python->is_alone = !fp_user_word(python->interpreter + layout->interpreter_next);

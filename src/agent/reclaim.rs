@@ -54,7 +54,7 @@ pub fn start(
     sample: SharedReclaim,
 ) -> std::io::Result<Worker<ReclaimConfig>> {
     let (policy, layouts) = (Policy::default(), LayoutCache::of_malloc());
-    let trimmer = Trimmer { config, published, keeper, sample, policy, rate: None, layouts, last_id: 0, in_vain: 0 };
+    let trimmer = Trimmer { config, published, keeper, sample, policy, rate: None, layouts, last_id: 0 };
     Worker::start("fragprof-reclaim", move |orders| trimmer.run(orders))
 }
 
@@ -67,8 +67,6 @@ struct Trimmer {
     rate: Option<Rate>,
     layouts: LayoutCache,
     last_id: u64,
-    /// Calls in vain under earlier settings.
-    in_vain: u64,
 }
 
 impl Trimmer {
@@ -79,7 +77,6 @@ impl Trimmer {
                 Ok(config) => {
                     self.config = config;
                     // What was put aside gets another chance with other settings.
-                    self.in_vain += self.policy.in_vain();
                     self.policy = Policy::default();
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -92,7 +89,6 @@ impl Trimmer {
         {
             let mut sample = lock(&self.sample);
             (sample.enabled, sample.dry_run, sample.aside) = (self.config.enabled, self.config.dry_run, self.policy.aside());
-            sample.in_vain = self.in_vain + self.policy.in_vain();
         }
         if !self.config.enabled {
             return;
@@ -126,9 +122,6 @@ impl Trimmer {
             *lock(&self.sample).refused.entry(refusal.name()).or_default() += 1;
             tracing::info!("trim of {name} (pid {}) refused: {refusal}", process.pid);
             return;
-        }
-        if let (Some(given_back), Some(heap)) = (report.given_back_bytes, one.ladder()) {
-            self.policy.gave_back(process, heap.ladder.resident_bytes, given_back);
         }
         let why_aside = self.count(&report);
         let evidence = evidence(&report, why_aside.as_deref());

@@ -14,14 +14,8 @@ use crate::sanitize::terminal;
 use crate::trace::convert::{Converted, Options, convert};
 use crate::units::{HumanBytes, counted};
 
-const EXAMPLES: [(&str, &str); 2] = [
-    ("fragprof trace convert heaptrack.app.4242.zst -o app.fpt", "A data file of heaptrack"),
-    ("fragprof whatif app.fpt", "Replay it under other allocators"),
-];
-
 /// Work on trace files
 #[derive(Debug, Args)]
-#[command(after_help = examples(&EXAMPLES))]
 pub struct TraceArgs {
     #[command(subcommand)]
     what: What,
@@ -38,7 +32,10 @@ enum What {
 /// the text of mtrace(3), also compressed with gzip or zstd. None of them has all that a trace has: what is missing is printed, and noted
 /// in the trace.
 #[derive(Debug, Args)]
-#[command(after_help = examples(&EXAMPLES))]
+#[command(after_help = examples(&[
+    ("fragprof trace convert heaptrack.app.4242.zst -o app.fpt", "A data file of heaptrack"),
+    ("fragprof whatif app.fpt", "Replay it under other allocators"),
+]))]
 pub struct ConvertArgs {
     /// The other tool's file
     #[arg(value_name = "FILE")]

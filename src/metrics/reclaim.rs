@@ -49,10 +49,5 @@ pub fn families(sample: &ReclaimSample) -> Vec<Family> {
             sample.disappointments as f64,
         ),
         Family::gauge("fragprof_reclaim_processes_aside", "Processes that are left alone for that reason.").with(sample.aside as f64),
-        counter(
-            "fragprof_reclaim_in_vain_total",
-            "Calls after which the process took half of the memory again before its next call was due: its interval is doubled each time.",
-            sample.in_vain as f64,
-        ),
     ]
 }

@@ -124,8 +124,6 @@ pub struct ReclaimSample {
     pub disappointments: u64,
     /// Processes that are left alone for that reason.
     pub aside: usize,
-    /// Calls after which the process took half of the memory again before its next call was due.
-    pub in_vain: u64,
 }
 
 /// Counters of pushes.

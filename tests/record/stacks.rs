@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{Place, Program, place, target_command};
 use crate::support::build::script;
-use crate::support::recording::Recording;
+use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::Target;
 use crate::support::report::{Report, Stack};
 use crate::support::{bpf, serial};
@@ -96,6 +96,49 @@ fn recursion_is_shown_frame_by_frame() {
         let names = stack.names();
         assert_eq!(names.iter().filter(|name| **name == "descend").count(), frames, "{names:?}");
         assert!(names.contains(&"main"), "{names:?}");
+    }
+}
+
+/// The stacks of `deep_recursion` at a limit: the number of recursive frames, of all frames, and what is said of the end, by depth number.
+fn deep_stacks(limit: &str) -> Option<Vec<(usize, usize, Option<String>)>> {
+    bpf()?;
+    let mut target = Target::start(&mut target_command(Program::new("deep_recursion"), place::ATTACHED_TO_GLIBC));
+    let recording = Recording::attach_by(fragprof(), &[target.pid()], &["--max-frames", limit]);
+    target.go_to("done");
+    let report = recording.stop();
+    let of = |number: u64| {
+        let holds = |stack: &&Stack| stack.totals.inuse_bytes == 20 * (200 + number) && stack.totals.inuse_allocations == 20;
+        let stack = report.stacks.iter().find(holds).unwrap_or_else(|| panic!("no stack of depth number {number}"));
+        let names = stack.names();
+        assert!(names.iter().position(|name| *name == "site_deep").is_some_and(|at| at <= 1), "the allocator's side is cut: {names:?}");
+        let frames = names.iter().filter(|name| **name == "descend").count();
+        assert_eq!(names.contains(&"main"), stack.truncated.is_none(), "{names:?}");
+        (frames, names.len(), stack.truncated.clone())
+    };
+    Some((0..16).map(of).collect())
+}
+
+/// The depths of `deep_recursion`.
+const DEPTHS: [usize; 16] = [0, 1, 50, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 300, 5000];
+
+#[test]
+fn stacks_of_more_than_128_frames_are_whole_where_they_are_allowed() {
+    let Some(stacks) = deep_stacks("600") else { return };
+    for (depth, (frames, _, truncated)) in DEPTHS.iter().zip(&stacks).take(15) {
+        assert_eq!((*frames, truncated.as_deref()), (depth + 1, None));
+    }
+    // The deepest one is cut at the limit.
+    let (frames, all, truncated) = &stacks[15];
+    assert_eq!((*all, truncated.as_deref()), (600, Some("more frames than the limit")));
+    assert!(*frames >= 597, "{frames}");
+}
+
+#[test]
+fn a_lower_limit_of_frames_cuts_the_outer_side() {
+    let Some(stacks) = deep_stacks("20") else { return };
+    assert_eq!((stacks[0].0, &stacks[0].2, stacks[1].0, &stacks[1].2), (1, &None, 2, &None));
+    for (_, all, truncated) in &stacks[2..] {
+        assert_eq!((*all, truncated.as_deref()), (20, Some("more frames than the limit")));
     }
 }
 

@@ -237,14 +237,7 @@ fn predictions_are_what_the_programs_take_when_they_are_run_so() {
             }
             let truth = Measured::of(recorded.command().envs(environment.iter().copied()));
             let error = |name: &str, truth: u64| (figure(predicted, name) / truth as f64 - 1.0) * 100.0;
-            // Samples may miss a peak that lasts for milliseconds: the highest of three runs counts.
-            let mut highest = truth.peak_bytes;
-            for _ in 0..2 {
-                if error("peak_bytes", highest) >= 15.0 {
-                    highest = highest.max(Measured::of(recorded.command().envs(environment.iter().copied())).peak_bytes);
-                }
-            }
-            let (peak, end) = (error("peak_bytes", highest), error("end_bytes", truth.end_bytes));
+            let (peak, end) = (error("peak_bytes", truth.peak_bytes), error("end_bytes", truth.end_bytes));
             println!("{}: {setting}: peak {peak:+.1} %, end {end:+.1} % of {truth:?}", recorded.name);
             // Each cell by itself may be noisy; docs/whatif.md has the distribution.
             assert!(peak.abs() < 20.0 && end.abs() < 30.0, "{}: {setting}: peak {peak:+.1} %, end {end:+.1} %", recorded.name);

@@ -12,10 +12,6 @@ const GIVEN_BACK_RATIO_MIN: f64 = 0.8;
 const TOOK_RATIO_MAX: f64 = 2.0;
 /// What a call may take beyond that without being called slow: its thread may have to wait for a processor.
 const TOOK_SLACK: Duration = Duration::from_millis(20);
-/// A call was in vain if the process has taken this share of what it gave back again before its next call is due.
-const TAKEN_AGAIN_RATIO: f64 = 0.5;
-/// The interval is doubled after each call in vain, up to this many times the configured one.
-const INTERVAL_FACTOR_MAX: u32 = 64;
 /// The window in which calls are counted.
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -64,43 +60,7 @@ struct Past {
     wanted_since: Option<Instant>,
     /// The last call, or attempt.
     last: Option<Instant>,
-    /// What the last call gave back, until it is known whether the process takes it again.
-    given_back: Option<GivenBack>,
-    /// Times the configured interval, less one.
-    longer: u32,
     is_put_aside: bool,
-}
-
-/// The heap after a call.
-#[derive(Debug, Clone, Copy)]
-struct GivenBack {
-    /// With so many resident bytes it has taken too much again.
-    again_bytes: u64,
-    /// Whether a sample has shown fewer: earlier ones are from before the call.
-    is_seen: bool,
-}
-
-impl Past {
-    /// Whether the next call is due.
-    fn is_due(&self, now: Instant, config: &ReclaimConfig) -> bool {
-        let interval = Duration::from_secs(config.interval_s).saturating_mul(self.longer.saturating_add(1));
-        self.last.is_none_or(|last| now.saturating_duration_since(last) >= interval)
-    }
-
-    /// Judges the last call by the present size of the heap; whether it was in vain.
-    fn is_in_vain(&mut self, resident_bytes: u64, is_due: bool) -> bool {
-        let Some(given) = &mut self.given_back else { return false };
-        let is_high = resident_bytes >= given.again_bytes;
-        let was_seen = given.is_seen;
-        given.is_seen |= !is_high;
-        let is_known = is_due || (is_high && was_seen);
-        if !is_known {
-            return false;
-        }
-        self.given_back = None;
-        self.longer = if is_high { (2 * self.longer + 1).min(INTERVAL_FACTOR_MAX - 1) } else { 0 };
-        is_high
-    }
 }
 
 /// The state of the policy.
@@ -109,8 +69,6 @@ pub struct Policy {
     past: BTreeMap<ProcessId, Past>,
     /// Calls of the last hour.
     calls: Vec<Instant>,
-    /// Calls after which the process took the memory again.
-    in_vain: u64,
 }
 
 impl Policy {
@@ -127,10 +85,9 @@ impl Policy {
         for (process, one) in candidates {
             let mut known = past.remove(&process).unwrap_or_default();
             known.wanted_since = is_wanted(config, &one).then(|| known.wanted_since.unwrap_or(now));
-            let is_quiet = known.wanted_since.is_some_and(|since| has_passed(since, config.quiet_s));
-            self.in_vain += u64::from(known.is_in_vain(one.resident_bytes, known.is_due(now, config)));
-            let is_due = known.is_due(now, config);
             self.past.insert(process, known);
+            let is_quiet = known.wanted_since.is_some_and(|since| has_passed(since, config.quiet_s));
+            let is_due = known.last.is_none_or(|last| has_passed(last, config.interval_s));
             if is_quiet && is_due && !known.is_put_aside && best.is_none_or(|(bytes, _)| one.trimmable_bytes > bytes) {
                 best = Some((one.trimmable_bytes, process));
             }
@@ -146,19 +103,6 @@ impl Policy {
         if is_made {
             self.calls.push(now);
         }
-    }
-
-    /// Notes what a call gave back of a heap with so many resident bytes before it.
-    pub fn gave_back(&mut self, process: ProcessId, resident_bytes: u64, given_back_bytes: u64) {
-        let kept = (given_back_bytes as f64 * (1.0 - TAKEN_AGAIN_RATIO)) as u64;
-        let again_bytes = resident_bytes.saturating_sub(kept);
-        self.past.entry(process).or_default().given_back = Some(GivenBack { again_bytes, is_seen: false });
-    }
-
-    /// Number of calls after which the process took half of the memory again before its next call was due.
-    #[must_use]
-    pub fn in_vain(&self) -> u64 {
-        self.in_vain
     }
 
     /// Leaves a process alone from now on.
@@ -240,40 +184,6 @@ mod tests {
         let passing = [(id(1), candidate(1))].into_iter();
         assert_eq!(policy.choose(&config, at(220), passing), None);
         assert_eq!(policy.choose(&config, at(221), [(id(1), candidate(100))].into_iter()), None, "its quiet time begins again");
-    }
-
-    #[test]
-    fn the_interval_doubles_while_what_was_given_back_is_taken_again() {
-        let config = ReclaimConfig { quiet_s: 0, calls_per_hour_max: 100, ..config() };
-        let start = Instant::now();
-        let mut policy = Policy::default();
-        // 200 MiB, of which 100 are given back.
-        let choose = |policy: &mut Policy, second: u64, resident_mib: u64| {
-            let now = start + Duration::from_secs(second);
-            let one = Candidate { resident_bytes: resident_mib << 20, ..candidate(100) };
-            let chosen = policy.choose(&config, now, [(id(1), one)].into_iter()).is_some();
-            if chosen {
-                policy.tried(id(1), now, true);
-                policy.gave_back(id(1), 200 << 20, 100 << 20);
-            }
-            chosen
-        };
-        assert!(choose(&mut policy, 0, 200));
-        assert!(!choose(&mut policy, 1, 200), "the sample is from before the call");
-        assert!(!choose(&mut policy, 5, 100));
-        assert!(!choose(&mut policy, 9, 160));
-        assert_eq!(policy.in_vain(), 1);
-        assert!(!choose(&mut policy, 100, 200), "twice the interval");
-        assert!(choose(&mut policy, 200, 200));
-        assert!(!choose(&mut policy, 399, 200), "no sample showed it small");
-        assert!(!choose(&mut policy, 400, 200));
-        assert_eq!(policy.in_vain(), 2);
-        assert!(choose(&mut policy, 600, 200), "four times the interval");
-        assert!(!choose(&mut policy, 999, 120));
-        assert!(choose(&mut policy, 1000, 120), "it was kept");
-        assert!(!choose(&mut policy, 1001, 120));
-        assert_eq!(policy.in_vain(), 2);
-        assert!(choose(&mut policy, 1100, 120), "the configured interval again");
     }
 
     #[test]

@@ -44,6 +44,23 @@ pub struct JavaMemory {
     /// collectors, before its first collection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metaspace: Option<Metaspace>,
+    /// Memory of classes by its mappings: `class_space` (the compressed class space), `metaspace` (other class metadata, most likely),
+    /// `class_archive` (the mapped archive, CDS); what was found.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<ClassMemory>,
+}
+
+/// Memory of classes, by its mappings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
+pub struct ClassMemory {
+    /// `class_space`, `metaspace` or `class_archive`.
+    pub name: &'static str,
+    /// Bytes reserved.
+    pub reserved_bytes: u64,
+    /// Of them, committed.
+    pub committed_bytes: u64,
+    /// Of them, in RAM.
+    pub resident_bytes: u64,
 }
 
 /// The Java heap, which is outside malloc.
@@ -162,10 +179,15 @@ pub fn look(view: &View<'_>, layouts: &mut LayoutCache) -> Option<JavaAccount> {
     }
     let mut claims: Vec<(Kind, Vec<Range<u64>>)> = Vec::new();
     claims.extend(process.heap_range().map(|range| (Kind::JavaHeap, vec![range])));
-    let classes = process.flag(layout.class_space).map(|bytes| class_space(view, bytes)).unwrap_or_default();
-    claims.push((Kind::JavaMetaspace, metaspace_nodes(view, &classes)));
-    claims.push((Kind::JavaClasses, classes));
-    Some((JavaMemory { collector: process.collector(), heap, metaspace }, claims))
+    let space = process.flag(layout.class_space).map(|bytes| class_space(view, bytes)).unwrap_or_default();
+    let nodes = metaspace_nodes(view, &space);
+    let archive = class_archive(view, heap.address.zip(heap.reserved_bytes));
+    let classes = [("class_space", &space), ("metaspace", &nodes), ("class_archive", &archive)];
+    let classes = classes.into_iter().filter(|(_, ranges)| !ranges.is_empty()).map(|(name, ranges)| ClassMemory::of(name, ranges, view));
+    let classes = classes.collect();
+    claims.push((Kind::JavaMetaspace, nodes));
+    claims.push((Kind::JavaClasses, space));
+    Some((JavaMemory { collector: process.collector(), heap, metaspace, classes }, claims))
 }
 
 /// ZGC's heap is a file in memory, of which each part is mapped once or, before JDK 21, three times: what of it is mapped, and in memory.
@@ -188,6 +210,27 @@ fn add_heap_file(heap: &mut JavaHeap, view: &View<'_>) {
 
 fn add(sum: &mut Option<u64>, bytes: u64) {
     *sum = Some(sum.unwrap_or(0).saturating_add(bytes));
+}
+
+impl ClassMemory {
+    fn of(name: &'static str, ranges: &[Range<u64>], view: &View<'_>) -> Self {
+        let mut pages = PageCache::without_foresight(view.memory);
+        let mut sum = Self { name, ..Self::default() };
+        for range in ranges {
+            sum.reserved_bytes += range.end - range.start;
+            sum.committed_bytes += committed_bytes(view.maps, range);
+            sum.resident_bytes += pages.resident_bytes(range.clone());
+        }
+        sum
+    }
+}
+
+/// The mappings of the archive of classes outside the Java heap, which contains the archived objects.
+fn class_archive(view: &View<'_>, heap: Option<(u64, u64)>) -> Vec<Range<u64>> {
+    let is_archive = |one: &&Mapping| one.path().is_some_and(|path| path.extension().is_some_and(|end| end == "jsa"));
+    let is_outside =
+        |range: &Range<u64>| heap.is_none_or(|(start, bytes)| range.end <= start || range.start >= start.saturating_add(bytes));
+    view.maps.mappings.iter().filter(is_archive).map(|one| one.start.0..one.end.0).filter(is_outside).collect()
 }
 
 /// The compressed class space: the one reservation of its size that HotSpot places right behind the archive of classes, or where it begins
