@@ -36,7 +36,7 @@ demo: build ## show the main features on a small service that leaks and fragment
 .PHONY: test
 test: test-deps lint ## run everything: formatting, lints, unit, property and integration tests
 	@scripts/mount-kernel-filesystems.sh
-	$(CARGO) test --features otlp -- --test-threads=2
+	$(CARGO) test -- --test-threads=2
 
 .PHONY: test-containers
 test-containers: deps static ## test in real containers with the static image, and with each image builder
@@ -249,3 +249,7 @@ bench-pages: test-deps ## measure the time until a page shows its contents, 200 
 .PHONY: screenshots
 screenshots: test-deps ## take the screenshots of docs/pages.md from a real run
 	$(CARGO) test --test integration screenshots_of_a_real_run -- --ignored --nocapture
+
+.PHONY: bench-fleet
+bench-fleet: test-deps ## measure the cluster dashboard and top --prometheus with a thousand simulated agents (5 minutes)
+	$(CARGO) test --test integration a_thousand_agents_are_seen -- --ignored --nocapture

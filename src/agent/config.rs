@@ -14,7 +14,7 @@ use thiserror::Error;
 pub use push::{PushConfig, PushProtocol, PushTlsConfig};
 pub use sections::{
     BudgetRule, CensusConfig, ContainersConfig, CriSocket, DiscoveryConfig, FlightConfig, GovernedConfig, HistoryConfig, LeaksConfig,
-    ListeningConfig, MetricsConfig, ProfileConfig, ReclaimConfig, ReclaimRule, ServerConfig,
+    ListeningConfig, MetricsConfig, PerProcess, ProfileConfig, ReclaimConfig, ReclaimRule, ServerConfig,
 };
 
 /// The configuration file that is read if none is named.
@@ -182,6 +182,7 @@ impl Config {
         range("census.walk_memory_mib", self.census.walk_memory_mib, 1, 65536, "from 1 to 65536")?;
         range("census.memory_max_mib", self.census.memory_max_mib, 32, 1 << 20, "from 32 to 1048576")?;
         range("metrics.processes_max", self.metrics.processes_max as u64, 1, 10_000, "from 1 to 10000")?;
+        range("metrics.workload_series_max", self.metrics.workload_series_max as u64, 40, 100_000, "from 40 to 100000")?;
         range("history.sample_interval_s", self.history.sample_interval_s, 1, 86400, seconds)?;
         range("history.profile_interval_s", self.history.profile_interval_s, 1, 86400, seconds)?;
         range("history.size_max_mib", self.history.size_max_mib, 1, 1 << 20, "from 1 to 1048576")?;
@@ -189,6 +190,8 @@ impl Config {
         range("history.age_max_days", self.history.age_max_days, 1, 3650, "from 1 to 3650")?;
         range("flight.exit_rss_min_mib", self.flight.exit_rss_min_mib, 0, 1 << 24, "from 0 to 16777216")?;
         range("push.interval_s", self.push.interval_s, 1, 86400, seconds)?;
+        range("push.stacks_max", self.push.stacks_max as u64, 1, 100_000, "from 1 to 100000")?;
+        range("push.mib_per_day_max", self.push.mib_per_day_max, 0, 1 << 20, "from 0 to 1048576")?;
         self.push.check()?;
         range("profile.seconds_max", self.profile.seconds_max, 1, 300, "from 1 to 300")?;
         range("server.connections_max", self.server.connections_max as u64, 1, 4096, "from 1 to 4096")?;
@@ -224,6 +227,9 @@ impl Config {
         }
         if self.reclaim.rules.iter().any(|rule| rule.command.is_none() && rule.cgroup.is_none() && rule.workload.is_none()) {
             return Err(ConfigError::Setting { key: "reclaim.rules", reason: "a rule must name a command, a cgroup or a workload".into() });
+        }
+        if self.governed.overrides.iter().any(|rule| rule.command.is_none() && rule.workload.is_none()) {
+            return Err(ConfigError::Setting { key: "governed.overrides", reason: "a rule must name a command or a workload".into() });
         }
         let overrides = self.governed.overrides.iter().map(|rule| ("governed.overrides.budget_percent", rule.budget_percent));
         let shares = [
@@ -333,6 +339,7 @@ mod tests {
             ("[reclaim]\nmax_stall_ms = 0", "reclaim.max_stall_ms"),
             ("[reclaim]\nlimit_min_percent = 101.0", "reclaim.limit_min_percent"),
             ("[[reclaim.rules]]", "reclaim.rules"),
+            ("[[governed.overrides]]\nbudget_percent = 1.0", "governed.overrides"),
             ("[metrics]\nprocesses_max = 100000", "metrics.processes_max"),
         ] {
             let error = parse(text).unwrap_err().to_string();

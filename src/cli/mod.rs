@@ -32,6 +32,7 @@ pub mod sites;
 mod stop;
 pub mod top;
 pub mod trace;
+mod top_cluster;
 pub mod trim;
 mod values;
 pub mod whatif;

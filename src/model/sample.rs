@@ -14,6 +14,8 @@ use crate::fragmentation::verdict::Verdict;
 use crate::heap::ladder::{Details, Ladder, both};
 use crate::process::ProcessId;
 use crate::process::container::Surroundings;
+use crate::process::workload::Workload;
+use crate::process::workload::environment::Named;
 
 /// The identity of a watched process; it changes with exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,6 +90,8 @@ pub struct ProcessSample {
     pub rss_bytes: u64,
     /// Its container and memory limit.
     pub surroundings: Surroundings,
+    /// What it belongs to.
+    pub workload: Arc<Workload>,
     /// Its state.
     pub state: WatchState,
     /// Why it cannot be read.
@@ -110,12 +114,14 @@ impl ProcessSample {
     /// A process of which only the identity is known.
     #[must_use]
     pub fn new(identity: Identity, comm: String, uid: u32, rss_bytes: u64) -> Self {
+        let surroundings = Surroundings::default();
         Self {
             identity,
+            workload: Arc::new(Workload::of(&comm, None, &surroundings.cgroup, None)),
             comm,
             uid,
             rss_bytes,
-            surroundings: Surroundings::default(),
+            surroundings,
             state: WatchState::Waiting,
             reason: None,
             top: None,
@@ -124,6 +130,15 @@ impl ProcessSample {
             verdict: None,
             growth: None,
             attributed: OfProcess::default(),
+        }
+    }
+
+    /// Names what it belongs to, by its command, its container, and what its environment names.
+    pub fn name_workload(&mut self, environment: Option<&Named>) {
+        let surroundings = &self.surroundings;
+        let named = Workload::of(&self.comm, surroundings.container.as_deref(), &surroundings.cgroup, environment);
+        if named != *self.workload {
+            self.workload = Arc::new(named);
         }
     }
 

@@ -10,6 +10,7 @@ use crate::fragmentation::verdict::TrendSamples;
 use crate::model::sample::ProcessSample;
 use crate::model::seen::Activity;
 use crate::model::snapshot::AgentCounters;
+use crate::process::workload::environment::{self, Named};
 
 /// Rounds of full censuses for which an idle process gives way to others.
 const GIVES_WAY_ROUNDS: f64 = 3.0;
@@ -33,6 +34,8 @@ pub(super) struct Watch {
     pub settled_s: f64,
     /// Time of its last census.
     pub looked_s: f64,
+    /// What its environment names, if that was read.
+    environment: Option<Named>,
     /// Its activity by then, from the process list.
     looked: Option<Activity>,
     /// Skipped rounds that are counted already, of cheap and of full censuses.
@@ -66,9 +69,21 @@ impl Watch {
             met_s: now_s,
             settled_s,
             looked_s: now_s,
+            environment: None,
             looked: None,
             left_out: LeftOut::default(),
         }
+    }
+
+    /// Names what it belongs to. Its environment is read once, if it may be read.
+    pub fn name_workload(&mut self, read_environment: bool) {
+        let process = self.sample.identity.process;
+        self.environment = match (read_environment, self.environment.take()) {
+            (false, _) => None,
+            (true, Some(named)) => Some(named),
+            (true, None) => Some(environment::of_process(process.pid)),
+        };
+        Arc::make_mut(&mut self.sample).name_workload(self.environment.as_ref());
     }
 
     /// When it is due, and its priority.

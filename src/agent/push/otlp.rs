@@ -18,6 +18,7 @@ use prost::Message;
 
 use super::interval::Interval;
 use crate::model::sample::ProcessSample;
+use crate::process::workload::Kind;
 use crate::profile::{Frame, Profile, ValueKind};
 
 /// The method.
@@ -147,16 +148,19 @@ fn attributes(process: &ProcessSample, labels: &BTreeMap<String, String>) -> Vec
     let pid = i64::from(process.identity.process.pid.0);
     let text = |value: &str| Value::StringValue(value.to_owned());
     let mut all = vec![
-        ("service.name", text(&process.comm)),
+        ("service.name", text(&process.workload.service_name)),
         ("process.pid", Value::IntValue(pid)),
         ("process.executable.name", text(&process.comm)),
     ];
     for (name, value) in labels {
         let name = match name.as_str() {
-            "pid" | "comm" => continue,
+            "pid" | "comm" | "service_name" => continue,
+            "service_version" => "service.version",
             "namespace" => "k8s.namespace.name",
             "pod" => "k8s.pod.name",
             "container" => "k8s.container.name",
+            "workload" => workload_key(process.workload.kind),
+            "workload_kind" => "fragprof.workload_kind",
             "tier" => "fragprof.tier",
             name => name,
         };
@@ -165,6 +169,18 @@ fn attributes(process: &ProcessSample, labels: &BTreeMap<String, String>) -> Vec
     let pair =
         |(key, value): (&str, Value)| KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() };
     all.into_iter().map(pair).collect()
+}
+
+/// The attribute with the name of a workload.
+fn workload_key(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Deployment => "k8s.deployment.name",
+        Kind::StatefulSet => "k8s.statefulset.name",
+        Kind::DaemonSet => "k8s.daemonset.name",
+        Kind::CronJob => "k8s.cronjob.name",
+        Kind::Job => "k8s.job.name",
+        Kind::Rollout | Kind::StaticPod | Kind::Pod | Kind::Container | Kind::Systemd | Kind::Command => "fragprof.workload",
+    }
 }
 
 #[cfg(test)]
@@ -189,7 +205,8 @@ mod tests {
         let of_process = &request.resource_profiles[0];
         let attributes = &of_process.resource.as_ref().unwrap().attributes;
         let names: Vec<&str> = attributes.iter().map(|one| one.key.as_str()).collect();
-        assert_eq!(names, ["service.name", "process.pid", "process.executable.name", "cluster", "fragprof.tier"]);
+        let labels = ["cluster", "fragprof.tier", "fragprof.workload", "fragprof.workload_kind"];
+        assert_eq!(names, [["service.name", "process.pid", "process.executable.name"].as_slice(), &labels].concat());
         let expected = shop();
         let profiles = &of_process.scope_profiles[0].profiles;
         assert_eq!(profiles.len(), expected.meta.kinds.iter().count());

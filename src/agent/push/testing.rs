@@ -69,7 +69,16 @@ pub fn start(url: &str, protocol: PushProtocol, interval: Duration, published: A
 pub fn start_with(config: &PushConfig, interval: Duration, published: Arc<Published>) -> Pusher {
     let labels = BTreeMap::from([("cluster".into(), "a".into())]);
     let destination = Destination::open(config).unwrap().unwrap();
-    Pusher::start(Target { destination, protocol: config.protocol, interval, labels }, published).unwrap()
+    let target = Target {
+        destination,
+        protocol: config.protocol,
+        interval,
+        stacks_max: config.stacks_max,
+        bytes_per_day_max: None,
+        spool_directory: config.spool_directory.clone(),
+        labels,
+    };
+    Pusher::start(target, published).unwrap()
 }
 
 /// Sends the profile of a process `sh{o}p` with the pid 42.

@@ -22,8 +22,8 @@ pub struct Candidate<'a> {
     pub comm: &'a str,
     /// Its cgroups' paths.
     pub cgroups: Vec<&'a str>,
-    /// Its workload: the container's name, or the pod's.
-    pub workload: Option<&'a str>,
+    /// The names of its workload and service, and of its container, or of the pod.
+    pub workloads: Vec<String>,
     /// Bytes that a trim would give back, by the last full census.
     pub trimmable_bytes: u64,
     /// Resident bytes of its heaps.
@@ -39,7 +39,7 @@ fn covers(rule: &ReclaimRule, one: &Candidate<'_>) -> bool {
     let is_named = rule.command.is_some() || rule.cgroup.is_some() || rule.workload.is_some();
     let fits =
         |pattern: &Option<String>, texts: &[&str]| pattern.as_ref().is_none_or(|pattern| texts.iter().any(|text| glob(pattern, text)));
-    let workload: Vec<&str> = one.workload.into_iter().collect();
+    let workload: Vec<&str> = one.workloads.iter().map(String::as_str).collect();
     is_named && fits(&rule.command, &[one.comm]) && fits(&rule.cgroup, &one.cgroups) && fits(&rule.workload, &workload)
 }
 
@@ -163,7 +163,7 @@ mod tests {
         let rule = ReclaimRule { command: Some("shop*".into()), cgroup: Some("/pods/*".into()), workload: Some("web".into()) };
         let narrow = ReclaimConfig { rules: vec![rule], ..config };
         assert!(!is_wanted(&narrow, &candidate(100)));
-        assert!(is_wanted(&narrow, &Candidate { cgroups: vec!["/pods/a"], workload: Some("web"), ..candidate(100) }));
+        assert!(is_wanted(&narrow, &Candidate { cgroups: vec!["/pods/a"], workloads: vec!["web".into()], ..candidate(100) }));
     }
 
     #[test]
