@@ -6,11 +6,16 @@ use super::explain;
 use super::owners::{OWNERS, Owner, Running, owner};
 
 #[test]
-#[ignore = "to be mended: explain counts the heap of CPython too, the program counts malloc alone"]
 fn live_bytes_that_climb_are_growing_at_the_rate_that_malloc_counts() {
-    for name in ["a leak in C", "a slow leak in C", "a Python list that is never emptied"] {
+    for name in ["a leak in C", "a slow leak in C"] {
         owner(name).prove();
     }
+}
+
+#[test]
+#[ignore = "to be mended: explain counts the heap of CPython too, the program counts malloc alone"]
+fn live_bytes_of_a_python_that_climb_are_growing_at_the_rate_that_malloc_counts() {
+    owner("a Python list that is never emptied").prove();
 }
 
 #[test]
