@@ -176,12 +176,14 @@ fn two_replays_of_a_trace_agree_and_one_under_its_own_settings_is_the_recorded_p
         assert!(report["calibration"]["censuses"].as_u64().unwrap() >= 1, "{}: no census was compared", recorded.name);
         let over_time = report["calibration"]["over_time"].as_array().unwrap();
         let of = |what: &str| over_time.iter().find(|one| one["what"] == what).unwrap_or_else(|| panic!("{what} in {report}"));
-        // Samples on both sides meet a peak of some milliseconds by chance.
-        let lasts = figure(of("peak"), "recorded_bytes") < 1.1 * figure(of("end"), "recorded_bytes");
-        for what in ["mean", "end"].into_iter().chain(lasts.then_some("peak")) {
+        for what in ["mean", "end"] {
             let error = figure(of(what), "error_ratio") * 100.0;
             assert!(error.abs() < 6.0, "{}: {what} {error} %: {}", recorded.name, report["calibration"]);
         }
+        // Samples on both sides meet a peak of some milliseconds by chance, so only a peak that lasts on both is held to that.
+        let lasts = ["recorded_bytes", "replayed_bytes"].iter().all(|side| figure(of("peak"), side) < 1.1 * figure(of("end"), side));
+        let (peak, most) = (figure(of("peak"), "error_ratio") * 100.0, if lasts { 6.0 } else { 20.0 });
+        assert!(peak.abs() < most, "{}: peak {peak} %: {}", recorded.name, report["calibration"]);
         let rungs = report["calibration"]["rungs"].as_array().unwrap();
         let live = rungs.iter().find(|rung| rung["what"] == "live").unwrap();
         assert!(figure(live, "error_ratio").abs() < 0.03, "{}: {live}", recorded.name);
