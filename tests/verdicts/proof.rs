@@ -13,7 +13,6 @@ fn live_bytes_that_climb_are_growing_at_the_rate_that_malloc_counts() {
 }
 
 #[test]
-#[ignore = "to be mended: explain counts the heap of CPython too, the program counts malloc alone"]
 fn live_bytes_of_a_python_that_climb_are_growing_at_the_rate_that_malloc_counts() {
     owner("a Python list that is never emptied").prove();
 }
