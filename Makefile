@@ -131,6 +131,11 @@ bench-unwind: deps ## measure the unwind tables of every file under /usr
 bench-whatif: test-deps ## compare predictions of whatif with programs really run so (PROGRAMS=perl,php: only those; 15 minutes); writes docs/whatif.md
 	FRAGPROF_BLESS=1 $(CARGO) test --release --test integration figures_of_predictions -- --ignored --nocapture
 
+.PHONY: bench-in-process
+bench-in-process: deps ## measure a malloc/free pair recorded from inside, by probes and by heaptrack
+	@scripts/install-packages.sh heaptrack
+	$(CARGO) test --release --test integration a_pair_recorded_from_inside -- --ignored --nocapture
+
 .PHONY: bench-sampler
 bench-sampler: deps ## measure the in-process sampler: a pair, a sample and its free, real programs; compared with heaptrack
 	@scripts/install-packages.sh heaptrack postgresql mariadb-server

@@ -14,8 +14,13 @@ mod bindings;
 /// because compilers' defaults move ahead of old kernels.
 const BPF_CPU: &str = "-mcpu=v3";
 
-/// The preload sampler's sources.
+/// The preload libraries' sources.
 const SAMPLER: &str = "src/sampler/preload";
+/// Of the library that samples.
+const SAMPLER_SOURCES: [&str; 8] = ["clock.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c"];
+/// Of the library that records every call.
+const RECORDER_SOURCES: [&str; 10] =
+    ["cfi.c", "clock.c", "memory.c", "modules.c", "next.c", "operators.c", "record.c", "recorder.c", "stacks.c", "walk.c"];
 /// The program with which a C library's allocator is run.
 const SCRATCH: &str = "src/selective/scratch.c";
 /// The program that makes a trace's calls, and what stands for the C library while it is linked.
@@ -33,8 +38,12 @@ fn main() -> Result<()> {
     compile("registers", "registers", &[])?;
     write_bindings()?;
     println!("cargo::rerun-if-changed={SAMPLER}");
-    link_sampler("libfragprof_sampler.so", &[])?;
-    link_sampler("libfragprof_sampler_jemalloc.so", &["-DFRAGPROF_ALLOCX", "allocx.c"])?;
+    link_preload("libfragprof_sampler.so", &SAMPLER_SOURCES, &[])?;
+    link_preload("libfragprof_sampler_jemalloc.so", &SAMPLER_SOURCES, &["-DFRAGPROF_ALLOCX", "allocx.c"])?;
+    // Frame pointers: by them it finds the registers of its callers (walk.h).
+    let recorder = ["-DFRAGPROF_RECORDER", "-fno-omit-frame-pointer"];
+    link_preload("libfragprof_recorder.so", &RECORDER_SOURCES, &recorder)?;
+    link_preload("libfragprof_recorder_jemalloc.so", &RECORDER_SOURCES, &[&recorder[..], &["-DFRAGPROF_ALLOCX", "allocx.c"]].concat())?;
     for source in PLAYER {
         println!("cargo::rerun-if-changed={source}");
     }
@@ -57,8 +66,8 @@ fn target_arch() -> Result<String> {
     env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")
 }
 
-/// Links the sampler to `OUT_DIR/NAME`: a library that needs no other, so that it can be preloaded under any libc.
-fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
+/// Links a preload library to `OUT_DIR/NAME`: a library that needs no other, so that it can be preloaded under any libc.
+fn link_preload(name: &str, sources: &[&str], more: &[&str]) -> Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?).join(name);
     // The flags do not depend on the profile: the library runs in other programs.
     let compiler = cc::Build::new()
@@ -81,7 +90,7 @@ fn link_sampler(name: &str, more: &[&str]) -> Result<()> {
         })
         .args(["-shared", "-nostdlib", "-Wl,-z,defs", "-Wl,-Bsymbolic", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"])
         .args(["-Wl,--build-id=sha1", "-Wl,--eh-frame-hdr", &format!("-Wl,-soname,{name}")])
-        .args(["clock.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c"])
+        .args(sources)
         .args(more)
         .arg("-o")
         .arg(&out)

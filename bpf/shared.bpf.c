@@ -8,6 +8,7 @@
 #include "fragprof.h"
 #include "unwind_table.h"
 #include "../src/replay/player.h"
+#include "../src/sampler/preload/ring.h"
 
 /* Structs that are copied from one side to the other. */
 struct structs {
@@ -39,12 +40,17 @@ struct structs {
 	struct fp_python_text python_text;
 	struct fp_python_code python_code;
 	struct fp_play play;
+	struct fp_ring_event ring_event;
+	struct fp_ring_stack ring_stack;
 } structs;
 
 /* Structs that both sides write while the daemon has them mapped: atomics in Rust. */
 struct live {
 	struct fp_target target;
 	struct fp_player player;
+	struct fp_ring ring;
+	struct fp_ring_process ring_process;
+	struct fp_ring_chunk ring_chunk;
 } live;
 
 /* Enums in Rust, without NONE, for which it has Option, and without MAX. */
@@ -63,6 +69,8 @@ struct choices {
 	enum fp_python_shape python_shape;
 	enum fp_python_end python_end;
 	enum fp_play_op play_op;
+	enum fp_ring_kind ring_kind;
+	enum fp_ring_origin ring_origin;
 } choices;
 
 /* Constants in Rust. */
@@ -82,4 +90,8 @@ struct numbers {
 	enum fp_python_frame_flag python_frame_flag;
 	enum fp_python_wire python_wire;
 	enum fp_player_limit player_limit;
+	enum fp_ring_limit ring_limit;
+	enum fp_ring_flag ring_flag;
+	enum fp_ring_process_state ring_process_state;
+	enum fp_ring_chunk_state ring_chunk_state;
 } numbers;

@@ -2,7 +2,10 @@
 // its mutations (tests/faults/readers.rs). A reader may refuse anything; it must neither panic nor contradict itself.
 
 use fragprof::allocator::in_file::identify;
-use fragprof::bpf::{FRAME_CODE_BITS, FRAME_KIND_BIT, FrameKind, PYTHON_OUTERMOST, PythonCode, PythonFrame, PythonText};
+use fragprof::bpf::{
+    FRAME_CODE_BITS, FRAME_KIND_BIT, FrameKind, PYTHON_OUTERMOST, PythonCode, PythonFrame, PythonText, RING_ADDRESS_BITS, RING_CELL_BYTES,
+    RING_CHUNK_BYTES, RING_HEADER_BYTES, RING_PROCESSES, RingProcess,
+};
 use fragprof::census::core_file::CoreFile;
 use fragprof::census::runtime::hotspot::perf_data::Counters;
 use fragprof::census::runtime::hotspot::structs::{Library, LibraryFile};
@@ -18,6 +21,7 @@ use fragprof::process::elf::Elf;
 use fragprof::process::handle::Stat;
 use fragprof::process::maps::Maps;
 use fragprof::retention::contents::Contents;
+use fragprof::ring::{Announced, Counts, Event, Memory, Reader as RingReader, Receiver};
 use fragprof::selective::parse_entry;
 use fragprof::symbol::NamedFrames;
 use fragprof::symbol::variables::Variables;
@@ -30,7 +34,7 @@ use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 20] = [
+pub const READERS: [(&str, Reader); 21] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -51,6 +55,7 @@ pub const READERS: [(&str, Reader); 20] = [
     ("mimalloc", mimalloc),
     ("trace", trace),
     ("foreign_trace", foreign_trace),
+    ("ring", ring),
 ];
 
 /// `/proc/PID/maps`: the target controls the names of mapped files.
@@ -618,4 +623,62 @@ pub fn foreign_trace(bytes: &[u8]) {
         events += u64::from(matches!(item, fragprof::trace::read::Item::Event(_)));
     }
     assert_eq!(events, converted.end.events);
+}
+
+/// Memory that recorded processes share with the recorder, as they may have written it: two entries, the states of four chunks, and the
+/// beginnings of the chunks.
+pub fn ring(bytes: &[u8]) {
+    const CHUNKS: usize = 4;
+    const ENTRY_BYTES: usize = size_of::<RingProcess>();
+    let (head_bytes, chunk_bytes) = (RING_CHUNK_BYTES as usize, RING_CHUNK_BYTES as usize);
+    let mut image = vec![0; head_bytes + CHUNKS * chunk_bytes];
+    let mut rest = bytes;
+    let mut put = |at: usize, most: usize| {
+        let (part, after) = rest.split_at(most.min(rest.len()));
+        image[at..at + part.len()].copy_from_slice(part);
+        rest = after;
+    };
+    let entries = RING_HEADER_BYTES as usize;
+    put(entries, 2 * ENTRY_BYTES);
+    put(entries + RING_PROCESSES as usize * ENTRY_BYTES, CHUNKS * 4);
+    let part = bytes.len().saturating_sub(2 * ENTRY_BYTES + CHUNKS * 4) / CHUNKS;
+    for chunk in 0..CHUNKS {
+        put(head_bytes + chunk * chunk_bytes, part.min(chunk_bytes));
+    }
+    let memory = Memory::of_bytes(&image);
+    let (mut reader, mut tally) = (RingReader::new(&memory), RingTally::default());
+    for _ in 0..3 {
+        reader.pass(&memory, &mut tally, true);
+        tally.announced.iter().for_each(|entry| reader.admit(*entry));
+    }
+    tally.announced.iter().for_each(|entry| reader.end(*entry));
+    for _ in 0..8 {
+        reader.pass(&memory, &mut tally, true);
+    }
+    assert!(tally.events <= 2 * CHUNKS * chunk_bytes / RING_CELL_BYTES as usize, "events are read twice");
+}
+
+#[derive(Default)]
+struct RingTally {
+    announced: Vec<usize>,
+    events: usize,
+}
+
+impl Receiver for RingTally {
+    fn announced(&mut self, announced: &Announced) {
+        self.announced.push(announced.entry);
+    }
+    fn replaced(&mut self, _: usize, _: &Counts) {}
+    fn event(&mut self, _: usize, event: &Event) {
+        self.events += 1;
+        assert!(event.addr.0 < 1 << RING_ADDRESS_BITS);
+    }
+    fn stack(&mut self, _: usize, _: u32, frames: &[u64], _: u8) {
+        assert!(frames.iter().all(|frame| frame >> FRAME_KIND_BIT == 0));
+    }
+    fn thread_ended(&mut self, _: usize, _: u32) {}
+    fn ended(&mut self, _: usize, _: &Counts) {}
+    fn is_thread(&mut self, _: usize, tid: u32) -> bool {
+        tid.is_multiple_of(2)
+    }
 }

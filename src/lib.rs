@@ -18,7 +18,7 @@
 //! allocator
 //! process
 //! ledger  unwind
-//! machine  governor  profile  client  trace
+//! machine  governor  profile  client  trace  ring
 //! heap
 //! units  bpf  frame  kept  random  sanitize  replace  seccomp  error
 //! ```
@@ -47,7 +47,8 @@
 //! | [`profile`] | the profile model and its encoders | no |
 //! | [`session`] | a recording from attach to profile, in one of three tiers | yes |
 //! | [`inject`] | one function call made by a running process on a thread of its own | traces |
-//! | [`sampler`] | the preload library that samples in the process | no |
+//! | [`sampler`] | the preload libraries that sample or record in the process | no |
+//! | [`ring`] | events of processes that record themselves, from shared memory | no |
 //! | [`model`] | the state of a node's processes, as every surface reads it | no |
 //! | [`agent`] | the threads of the daemon: discovery, schedule and budget of the census, recordings, pushes | reads memory |
 //! | [`daemon`] | the whole agent: start, signals, reload, stop | no |
@@ -88,6 +89,7 @@ pub mod random;
 mod replace;
 pub mod replay;
 pub mod retention;
+pub mod ring;
 pub mod sampler;
 pub mod sanitize;
 mod seccomp;

@@ -8,6 +8,7 @@ mod containers;
 mod emitter;
 mod faults;
 mod governed;
+mod in_process;
 mod layers;
 mod leaks;
 mod managed;

@@ -104,6 +104,12 @@ impl Counters {
         *value = value.saturating_add(more);
     }
 
+    /// Adds walks that ended for this reason.
+    pub fn add_end(&mut self, reason: End, more: u64) {
+        let value = &mut self.0.ends[reason as usize];
+        *value = value.saturating_add(more);
+    }
+
     /// One counter.
     #[must_use]
     pub fn get(&self, counter: Counter) -> u64 {

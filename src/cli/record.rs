@@ -23,6 +23,7 @@ use crate::probe::plan::PlanError;
 use crate::process::{Process, ProcessError};
 use crate::profile::{Profile, ValueKind, pprof};
 use crate::sanitize::terminal;
+use crate::session::tier::in_process::InProcess;
 use crate::session::tier::windows::{Governed, Options as GovernedOptions};
 use crate::session::trace::{SharedTrace, Trace};
 use crate::session::{self, Choice, Options, Recorder};
@@ -43,6 +44,7 @@ use crate::units::{HumanBytes, Pid, counted};
     ("sudo fragprof record -p PID -d 30s", "Record a process for 30 seconds"),
     ("sudo fragprof record -o run.pb.gz -- CMD ARGS", "Record a command from its first allocation"),
     ("sudo fragprof record -p PID -d 2m --mode governed", "Record at a cost of at most 1 %"),
+    ("fragprof record --in-process -- CMD ARGS", "Record every call of a command from inside, without root"),
 ]))]
 pub struct RecordArgs {
     /// Process to record; can be given several times
@@ -63,6 +65,10 @@ pub struct RecordArgs {
     /// Output file
     #[arg(short, long, value_name = "FILE", default_value = "fragprof.pb.gz")]
     pub output: PathBuf,
+    /// Record the command and its children by a library preloaded into them, instead of probes: every call with its stack, at a tenth of
+    /// the price, without root
+    #[arg(long, requires = "command", conflicts_with_all = ["pid", "mode", "probe_throwing", "native"])]
+    pub in_process: bool,
     /// Record child processes too (always on for a command)
     #[arg(long)]
     pub children: bool,
@@ -149,6 +155,9 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     if args.trace.is_some() && !matches!(args.mode, None | Some(Mode::Exact)) {
         let text = "--trace needs every call: it cannot be used with --mode sampled or governed";
         return Err(Failed::new(ExitStatus::Usage, text.to_owned()).into());
+    }
+    if args.in_process {
+        return in_process(args, &stop);
     }
     if args.mode != Some(Mode::Governed) {
         return record(args, &stop);
@@ -240,6 +249,41 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut profile = recorder.finish().map_err(failed)?;
     drop(shown);
     profile.meta.notes.extend(stopped(args));
+    conclude(profile, args, &who, ended)
+}
+
+/// Records a command by the library in it.
+fn in_process(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
+    let trace = args.trace.as_deref().map(|path| create_trace(path, args.trace_max)).transpose()?;
+    let options = Options {
+        trace,
+        follow_children: true,
+        free_stacks: args.free_stacks,
+        ring_bytes: args.buffer_kib.map(|kib| kib << 10),
+        censuses: true,
+        owners: args.owners,
+        ..Options::default()
+    };
+    let mut recorder = InProcess::new(options).map_err(failed)?;
+    recorder.launch(&args.command).map_err(failed)?;
+    let who = args.command[0].to_string_lossy().into_owned();
+    let until = args.duration.map_or_else(|| "until Ctrl-C or its end".to_owned(), |d| format!("for {:.1} s", d.as_secs_f64()));
+    say!("fragprof: recording {who} from inside {until}");
+    while !stop.load(Ordering::Relaxed) {
+        let left = args.duration.map_or(Duration::MAX, |d| d.saturating_sub(recorder.elapsed()));
+        if left.is_zero() || !recorder.step(left.min(Duration::from_millis(100))) {
+            break;
+        }
+    }
+    let ended = recorder.command_status();
+    let shown = progress::show(|| Said { what: "finishing: last census, function names".into(), share: None });
+    let profile = recorder.finish().map_err(failed)?;
+    drop(shown);
+    conclude(profile, args, &who, ended)
+}
+
+/// Writes the profile and says what is in it; passes on how the command failed.
+fn conclude(profile: Profile, args: &RecordArgs, who: &str, ended: Option<std::process::ExitStatus>) -> anyhow::Result<()> {
     let profile = profile.with_frames(args.frames.into());
     write(&profile, &args.output)?;
     say!("{}", summary(&profile, args));
@@ -422,10 +466,12 @@ pub fn failed(error: session::Error) -> anyhow::Error {
         }
         session::Error::Target(_)
         | session::Error::Plan(_)
+        | session::Error::Unfit(_)
+        | session::Error::NotLoaded { .. }
         | session::Error::Launch(_)
         | session::Error::NoEmitter { .. }
         | session::Error::Capture(capture::Error::Attach { .. }) => ExitStatus::Target,
-        session::Error::Capture(_) => ExitStatus::Failure,
+        session::Error::Capture(_) | session::Error::Library(_) | session::Error::Memory(_) => ExitStatus::Failure,
     };
     Failed::new(status, error.to_string()).into()
 }

@@ -1,8 +1,8 @@
 //! `fragprof run`: starts a program with the in-process sampler.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Context as _;
@@ -65,7 +65,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     }
     let path = library::place(fit.flavour)?;
     let mut command = Command::new(args.command.first().context("no command is given")?);
-    command.args(args.command.iter().skip(1)).env("LD_PRELOAD", preload(&path, std::env::var_os("LD_PRELOAD").as_deref()));
+    command.args(args.command.iter().skip(1)).env("LD_PRELOAD", library::preload(&path, std::env::var_os("LD_PRELOAD").as_deref()));
     if let Some(bytes) = args.sample_bytes {
         command.env(SAMPLE_BYTES_VARIABLE, bytes.to_string());
     }
@@ -74,34 +74,4 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     }
     let error = command.exec();
     Err(Failed::new(ExitStatus::Target, format!("cannot run {}: {error}", args.command[0].to_string_lossy())).into())
-}
-
-/// Puts the library first, in front of an allocator that is preloaded too. A nested `fragprof run` does not add a second sampler.
-fn preload(library: &Path, already: Option<&OsStr>) -> OsString {
-    let mut value = library.as_os_str().to_owned();
-    let Some(already) = already else { return value };
-    // Spaces and colons both separate (ld.so(8)).
-    let is_sampler = |entry: &[u8]| entry.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"libfragprof_sampler"));
-    let already = already.as_encoded_bytes();
-    for entry in already.split(|byte| b": ".contains(byte)).filter(|entry| !entry.is_empty() && !is_sampler(entry)) {
-        value.push(":");
-        value.push(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(entry));
-    }
-    value
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_library_comes_first_and_only_once() {
-        let library = Path::new("/c/libfragprof_sampler.so");
-        assert_eq!(preload(library, None), "/c/libfragprof_sampler.so");
-        assert_eq!(
-            preload(library, Some(OsStr::new("libjemalloc.so.2 /x/liby.so"))),
-            "/c/libfragprof_sampler.so:libjemalloc.so.2:/x/liby.so"
-        );
-        assert_eq!(preload(library, Some(OsStr::new("/old/libfragprof_sampler.so:/x/liby.so"))), "/c/libfragprof_sampler.so:/x/liby.so");
-    }
 }

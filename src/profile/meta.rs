@@ -296,7 +296,8 @@ impl Metadata {
             Mode::Exact | Mode::Sampled if process.source.is_empty() => {
                 "exact: every allocation and free, by probes on the allocator's functions".to_owned()
             }
-            Mode::Exact | Mode::Sampled => {
+            Mode::Exact => format!("exact: {}", process.source.trim_start_matches("in_process: ")),
+            Mode::Sampled => {
                 let every = process.sample_distance().map_or_else(String::new, |distance| format!(", one sample per {distance}"));
                 let samples = process.samples.map_or_else(String::new, |samples| format!(", {}", counted(samples, "sample")));
                 format!("{}{every}{samples}; estimates with standard errors", process.source)

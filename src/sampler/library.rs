@@ -4,6 +4,7 @@
 //! of them runs, even after they have closed all descriptors. The file is replaced by rename, never written in place, because running
 //! programs have it mapped.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -20,11 +21,24 @@ pub enum Flavour {
     Standard,
     /// Also `mallocx` and related functions: only for programs with jemalloc. Others use weak references to them to detect jemalloc.
     Jemalloc,
+    /// As `Standard`, and records every call instead of sampling.
+    Recorder,
+    /// As `Jemalloc`, and records every call instead of sampling.
+    RecorderJemalloc,
 }
 
 impl Flavour {
-    /// Every flavour.
+    /// Every flavour of the sampler.
     pub const ALL: [Self; 2] = [Self::Standard, Self::Jemalloc];
+
+    /// The flavour for the same programs that records every call.
+    #[must_use]
+    pub fn recorder(self) -> Self {
+        match self {
+            Self::Standard | Self::Recorder => Self::Recorder,
+            Self::Jemalloc | Self::RecorderJemalloc => Self::RecorderJemalloc,
+        }
+    }
 
     /// The library's file name.
     #[must_use]
@@ -32,6 +46,8 @@ impl Flavour {
         match self {
             Self::Standard => "libfragprof_sampler.so",
             Self::Jemalloc => "libfragprof_sampler_jemalloc.so",
+            Self::Recorder => "libfragprof_recorder.so",
+            Self::RecorderJemalloc => "libfragprof_recorder_jemalloc.so",
         }
     }
 
@@ -41,6 +57,8 @@ impl Flavour {
         match self {
             Self::Standard => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_sampler.so")),
             Self::Jemalloc => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_sampler_jemalloc.so")),
+            Self::Recorder => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_recorder.so")),
+            Self::RecorderJemalloc => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_recorder_jemalloc.so")),
         }
     }
 }
@@ -159,6 +177,22 @@ fn place_in(folder: &Path, flavour: Flavour) -> Result<PathBuf, Unfit> {
     Ok(path)
 }
 
+/// The value of `LD_PRELOAD` with the library first, in front of an allocator that is preloaded too. A nested `fragprof run` does not add a
+/// second sampler.
+#[must_use]
+pub fn preload(library: &Path, already: Option<&OsStr>) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    let Some(already) = already else { return value };
+    // Spaces and colons both separate (ld.so(8)).
+    let is_sampler = |entry: &[u8]| entry.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"libfragprof_"));
+    let already = already.as_encoded_bytes();
+    for entry in already.split(|byte| b": ".contains(byte)).filter(|entry| !entry.is_empty() && !is_sampler(entry)) {
+        value.push(":");
+        value.push(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(entry));
+    }
+    value
+}
+
 fn holds(path: &Path, bytes: &[u8]) -> bool {
     let mut there = Vec::with_capacity(bytes.len());
     let read = File::open(path).and_then(|file| file.take(bytes.len() as u64 + 1).read_to_end(&mut there));
@@ -214,5 +248,16 @@ mod tests {
         assert!(matches!(place_in(&directory.path().join("a b"), Flavour::Standard), Err(Unfit::Separator)));
         assert!(matches!(place_in(&directory.path().join("a:b"), Flavour::Standard), Err(Unfit::Separator)));
         assert!(matches!(place_in(Path::new("cache"), Flavour::Standard), Err(Unfit::Relative)));
+    }
+
+    #[test]
+    fn the_library_comes_first_and_only_once() {
+        let library = Path::new("/c/libfragprof_sampler.so");
+        assert_eq!(preload(library, None), "/c/libfragprof_sampler.so");
+        assert_eq!(
+            preload(library, Some(OsStr::new("libjemalloc.so.2 /x/liby.so"))),
+            "/c/libfragprof_sampler.so:libjemalloc.so.2:/x/liby.so"
+        );
+        assert_eq!(preload(library, Some(OsStr::new("/old/libfragprof_sampler.so:/x/liby.so"))), "/c/libfragprof_sampler.so:/x/liby.so");
     }
 }

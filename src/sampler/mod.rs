@@ -1,12 +1,12 @@
-//! The preload library that samples allocations inside a program, and starting a program with it.
+//! The preload libraries that sample, or record, allocations inside a program, and starting a program with them.
 //!
 //! ```text
-//! preload/*.c ──build.rs──► two libraries, embedded here
-//! fit      whether a program can run with it, and with which of the two
+//! preload/*.c ──build.rs──► two libraries that sample and two that record every call (`ring.h`), embedded here
+//! fit      whether a program can run with one, and with which
 //! library  writes the library to where the dynamic linker of any program finds it
 //! ```
 //!
-//! The library (C, without dependencies, the same file under glibc and musl) interposes the allocator of the program. Each byte that a
+//! The sampler (C, without dependencies, the same file under glibc and musl) interposes the allocator of the program. Each byte that a
 //! thread allocates is a sample point with probability 1/T. T is 512 KiB by default, and is doubled as often as needed to keep the samples
 //! below 250 per second on each CPU and in each thread. A sampled allocation, and the free of its block, hits a probe of the `otel_memory`
 //! specification (OpenTelemetry eBPF profiler, design document 00003):

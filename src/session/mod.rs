@@ -4,7 +4,7 @@
 //! shared    the loaded programs, their unwind tables and the symbols of modules, once per process of fragprof
 //! attach    starts a command and follows children, so that none of their code runs before it has been examined
 //! recorder  the driver: probes targets, follows their lifecycle, applies records (sink), takes censuses (walks)
-//! tier      exact (every call), sampled (what an emitter reports), windows (a share of the time, under a budget)
+//! tier      exact (every call), in_process (the same, by a preloaded library), sampled (what an emitter reports), windows (a share of the time, under a budget)
 //! report    ledgers, samples and censuses become a profile
 //! ```
 //!
@@ -64,6 +64,24 @@ pub enum Error {
     NoWindows {
         /// The reason.
         reason: String,
+    },
+    /// The command cannot run with the library that records it.
+    #[error(transparent)]
+    Unfit(#[from] crate::sampler::fit::Unfit),
+    /// The library that records could not be written.
+    #[error(transparent)]
+    Library(#[from] crate::sampler::library::LibraryError),
+    /// There is no memory to share with the processes.
+    #[error(transparent)]
+    Memory(#[from] crate::ring::MemoryError),
+    /// The command did not load the library that records it.
+    #[error(
+        "{program} ran without the recorder's library: its dynamic linker did not load it, or cannot open /proc/PID/fd of another \
+         process. Trace it from outside instead: fragprof record -- {program}"
+    )]
+    NotLoaded {
+        /// The program.
+        program: String,
     },
     /// The command could not be started.
     #[error(transparent)]

@@ -30,7 +30,6 @@ use super::sink::{Inherited, LedgerSink, Notice, SharedShard, lock};
 use super::target::Target;
 use super::throwing::ReturnProbePolicy;
 use super::tier::exact::Watched;
-use super::trace;
 use super::walks::walker::{Purpose, Walker};
 use super::{Choice, Error, Options, monotonic_ns};
 use crate::bpf;
@@ -42,7 +41,7 @@ use crate::probe::features::Features;
 use crate::probe::plan::Planner;
 use crate::process::Process;
 use crate::profile::{Counter, Profile};
-use crate::trace::{Header, Names};
+use crate::trace::Header;
 use crate::units::Pid;
 
 /// Limit of notices waiting for the driver. If a burst of children exceeds it, the excess is counted, and every process is examined again.
@@ -234,7 +233,7 @@ impl Recorder {
             if self.checked.elapsed() >= CHECK_INTERVAL {
                 self.check();
             }
-            self.take_walks();
+            self.walking().take();
             if Instant::now() >= deadline {
                 break;
             }
@@ -312,7 +311,7 @@ impl Recorder {
         let read = self.ring.stop();
         self.check_losses();
         for walked in self.walker.take().map_or_else(Vec::new, Walker::finish) {
-            self.take_walk(walked);
+            self.walking().take_one(walked);
         }
         for (slot, target) in &mut self.targets {
             target.watched = lock(&self.shard).watched.remove(slot);
@@ -340,26 +339,10 @@ impl Recorder {
             notices_lost: self.notices_lost.load(Ordering::Relaxed),
             inherited_refused: self.inherited_refused(),
             notes: std::mem::take(&mut self.notes),
+            has_growth: true,
         };
-        let (trace, mut blocks, mut names) = (self.options.trace.take(), blocks, Names::default());
-        let (mut traced, mut allocators) = (None, Vec::new());
-        let mut each = |profile: &Profile, target: &Target, watched: &Watched, stacks: report::Stacks| {
-            if let Some(trace) = trace.as_ref().filter(|trace| trace.is_of(target.slot)) {
-                names = trace.names(profile, watched, &stacks);
-                traced = Some(target.process.pid().0);
-                allocators.clone_from(&target.allocator_files);
-            }
-            if let Some(blocks) = &mut blocks {
-                blocks.push(BlockIndex::of(target.process.pid().0, watched, &stacks));
-            }
-        };
-        let mut profile = self.session.name(|symbolizer| report::profile(facts, &all, symbolizer, &mut each));
-        if let Some(trace) = trace {
-            let process = profile.meta.processes.iter().find(|process| Some(process.pid) == traced);
-            let done = trace.finish(process.and_then(|process| process.heap.as_ref()), &names, &allocators);
-            profile.meta.notes.push(trace::words(traced, done));
-        }
-        Ok(profile)
+        let trace = self.options.trace.take();
+        Ok(self.session.name(|symbolizer| report::traced_profile(facts, &all, symbolizer, trace.as_ref(), blocks)))
     }
 
     /// Frees a target's slot after its probes are detached.
@@ -451,7 +434,7 @@ impl Recorder {
                 self.new_code(slot, monotonic_ns());
             }
         }
-        self.ask_for_walks();
+        self.walking().ask();
         // An image that is not stopped at its entry point has started by now; so has one that blocks the signal that would stop it.
         let started = |target: &Target| {
             let most = if target.entry.is_some() { HELD_START_MAX } else { STARTING_MAX };

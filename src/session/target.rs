@@ -30,6 +30,9 @@ pub(in crate::session) type FileKey = (u64, u64);
 /// memory from before the recording is then part of the unattributed.
 pub const START_CHUNKS_MAX: usize = 32 << 20;
 
+/// What a profile says of a process that recorded itself.
+pub const IN_PROCESS: &str = "in_process: every allocation and free, by the recorder preloaded into the process";
+
 /// The source of a process's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Source {
@@ -40,6 +43,8 @@ pub enum Source {
     Functions,
     /// The process's own emitter.
     Emitter,
+    /// The preloaded recorder in the process: every call.
+    InProcess,
 }
 
 /// A watched process as the driver sees it.
@@ -227,6 +232,9 @@ impl Target {
 
     /// A description of the emitters; empty if they are not the source.
     pub fn source_words(&self) -> String {
+        if self.source == Source::InProcess {
+            return IN_PROCESS.to_owned();
+        }
         if self.source != Source::Emitter {
             return String::new();
         }
@@ -267,7 +275,7 @@ impl Target {
         self.sync_tables(capture, &maps);
         match self.source {
             Source::Emitter => return self.hear(capture),
-            Source::Undecided => return Ok(()),
+            Source::Undecided | Source::InProcess => return Ok(()),
             Source::Functions => {}
         }
         self.look_at_limits(capture);
@@ -289,19 +297,33 @@ impl Target {
             let sites = attach_file(file, |site| self.return_probes.allows(site));
             let attached = capture.attach(self.process.pid(), self.slot, &[sites])?;
             self.attached.insert(key(file), attached);
-            let name = file.allocator.name().to_owned();
-            if !self.allocators.contains(&name) {
-                // The allocator that serves malloc comes first.
-                let place = if file.serves_malloc { 0 } else { self.allocators.len() };
-                self.allocator_files.insert(place, format!("{name} in {}", file.display_path.display()));
-                self.allocators.insert(place, name);
-            }
+            self.name_allocator(file);
         }
         for note in plan.notes {
             self.note(note);
         }
         self.say_what_is_passed_over();
         Ok(())
+    }
+
+    fn name_allocator(&mut self, file: &FilePlan) {
+        let name = file.allocator.name().to_owned();
+        if !self.allocators.contains(&name) {
+            // The allocator that serves malloc comes first.
+            let place = if file.serves_malloc { 0 } else { self.allocators.len() };
+            self.allocator_files.insert(place, format!("{name} in {}", file.display_path.display()));
+            self.allocators.insert(place, name);
+        }
+    }
+
+    /// Stores which allocators it has, of which none is probed.
+    pub fn name_allocators(&mut self, files: &[FilePlan]) {
+        for file in files {
+            if file.serves_malloc {
+                self.footprint = file.allocator.row().footprint;
+            }
+            self.name_allocator(file);
+        }
     }
 
     /// Brings the unwinder's tables up to date.
@@ -426,7 +448,11 @@ impl Target {
 
     /// Allocation, free and other records lost since the last call; `None` if none were.
     pub fn new_losses(&mut self, capture: &Capture) -> Option<(u64, u64, u64)> {
-        let loss = capture.loss(self.slot);
+        self.losses_since(capture.loss(self.slot))
+    }
+
+    /// The same, given what was lost in all.
+    pub fn losses_since(&mut self, loss: TargetLoss) -> Option<(u64, u64, u64)> {
         let before = std::mem::replace(&mut self.loss, loss);
         let new = (
             loss.allocations.saturating_sub(before.allocations),

@@ -11,8 +11,9 @@ use fragprof::trace::{End, Names};
 
 use super::{Program, place, target_command};
 use crate::support::bpf;
+use crate::support::build::{self, Link};
 use crate::support::recording::{Recording, fragprof};
-use crate::support::rendezvous::Target;
+use crate::support::rendezvous::{Rendezvous, Target};
 use crate::support::truth::SiteTruth;
 
 /// A trace's contents in tables.
@@ -125,6 +126,37 @@ fn the_blocks_of_a_trace_are_those_of_the_programs_ledger() {
         let of = |site: &SiteTruth| (site.allocations, site.allocated_bytes, site.live_count, site.live_bytes);
         for site in truth.sites.iter().filter(|site| site.site.starts_with("site_") && !site.live_only && site.allocations > 0) {
             assert_eq!(sites.get(&site.site), Some(&of(site)), "{program}: {}", site.site);
+        }
+    }
+}
+
+#[test]
+fn the_blocks_of_a_trace_from_inside_are_those_of_the_programs_ledger() {
+    for program in ["realloc_forms", "short_threads", "entry_points"] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("trace");
+        let mut rendezvous = Rendezvous::new();
+        let mut command = fragprof();
+        command.args(["record", "--in-process", "--trace"]).arg(&path).env("TRUTH_SOCKET", rendezvous.path());
+        let recording = Recording::start(&mut command, &[build::program(program, Link::Dynamic).as_os_str()]);
+        rendezvous.expect("ready", &recording.process);
+        rendezvous.go();
+        let truth = rendezvous.expect("done", &recording.process);
+        rendezvous.go();
+        recording.finish();
+        let replayed = Replayed::of(&path);
+        assert_eq!(replayed.end.lost, 0);
+        assert!(replayed.usage_samples >= 1, "{program}: there are no samples of its memory");
+        if program == "entry_points" {
+            for (site, how) in [("site_calloc", (0, true)), ("site_aligned_alloc", (7, false)), ("site_valloc", (12, false))] {
+                assert_eq!(replayed.how(site), BTreeSet::from([how]), "{site}");
+            }
+        }
+        let sites = replayed.sites();
+        for site in truth.sites.iter().filter(|site| site.site.starts_with("site_") && !site.live_only && site.allocations > 0) {
+            // Without what the end of the program frees.
+            let made = sites.get(&site.site).map(|of| (of.0, of.1));
+            assert_eq!(made, Some((site.allocations, site.allocated_bytes)), "{program}: {}", site.site);
         }
     }
 }

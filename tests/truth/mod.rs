@@ -3,7 +3,7 @@
 
 mod columns;
 mod compare;
-mod ledger;
+pub mod ledger;
 mod measure;
 mod programs;
 mod table;

@@ -4,7 +4,11 @@
  * define them in a process without jemalloc. The sizes and flags are only passed on; sallocx and nallocx change nothing and are not
  * interposed. */
 #include "next.h"
+#ifdef FRAGPROF_RECORDER
+#include "record.h"
+#else
 #include "sample.h"
+#endif
 
 /* The substitutes ignore arguments that are only hints. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"

@@ -9,7 +9,11 @@
 #include <elf.h>
 
 #include "clock.h"
+#ifdef FRAGPROF_RECORDER
+#include "record.h"
+#else
 #include "sample.h"
+#endif
 
 #define WEAK __attribute__((weak))
 
@@ -334,8 +338,12 @@ static const char *value_of(const char *entry, const char *name)
 static void read_settings(char **environment)
 {
 	for (; environment != NULL && *environment != NULL; environment++) {
+#ifdef FRAGPROF_RECORDER
+		record_set_path(value_of(*environment, "FRAGPROF_RING="));
+#else
 		sample_set_interval(value_of(*environment, "FRAGPROF_SAMPLE_BYTES="));
 		sample_set_limit(value_of(*environment, "FRAGPROF_SAMPLES_PER_SECOND="));
+#endif
 	}
 }
 
@@ -368,6 +376,12 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 		if (random != NULL)
 			seed ^= random[1];
 	}
+#ifdef FRAGPROF_RECORDER
+	(void)seed;
+	record_set_in_front(next_is_in_front("malloc"));
+	record_attach();
+#else
 	sample_set_seed(seed);
 	fragprof_sampler_stats.in_front = next_is_in_front("malloc");
+#endif
 }

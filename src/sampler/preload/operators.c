@@ -13,7 +13,11 @@
  *
  * The Itanium C++ ABI gives the names; m is size_t, St11align_val_t a size_t, RKSt9nothrow_t a pointer. */
 #include "next.h"
+#ifdef FRAGPROF_RECORDER
+#include "record.h"
+#else
 #include "sample.h"
+#endif
 
 void *malloc(size_t size);
 void free(void *pointer);

@@ -22,11 +22,14 @@ use crate::capture::{Counters, Read};
 use crate::fragmentation::growth::GrowthSpace;
 use crate::ledger::{Ledger, LedgerStats, NO_STACK, STACKS_BEYOND_LIMIT, StackView};
 use crate::process::container::Container;
-use crate::profile::{BEFORE_ATTACH, Frame, FrameId, KindSet, Metadata, Mode, PowerCounts, Profile, ValueKind, Values, meta};
+use crate::profile::{BEFORE_ATTACH, Frame, FrameId, Metadata, Mode, PowerCounts, Profile, ValueKind, Values, meta};
+use crate::session::report::block_index::BlockIndex;
 use crate::session::report::heap::{Before, HeapPicture};
 use crate::session::target::Target;
 use crate::session::tier::exact::Watched;
+use crate::session::trace::{self, SharedTrace};
 use crate::symbol::{AddressSpace, Symbolizer};
+use crate::trace::Names;
 use crate::units::{HumanBytes, StackId, counted, grouped};
 use crate::unwind::End;
 
@@ -44,6 +47,8 @@ pub(in crate::session) struct Facts {
     pub(in crate::session) notices_lost: u64,
     pub(in crate::session) inherited_refused: u64,
     pub(in crate::session) notes: Vec<String>,
+    /// Changes of the address space were recorded, so that its growth is known by stack.
+    pub(in crate::session) has_growth: bool,
 }
 
 /// What exact mode measures.
@@ -114,6 +119,34 @@ pub(in crate::session) fn profile(facts: Facts, targets: &[Target], symbolizer: 
     profile
 }
 
+/// The profile of all targets; also ends the trace, and collects the blocks of each process that was recorded exactly.
+pub(in crate::session) fn traced_profile(
+    facts: Facts,
+    all: &[Target],
+    symbolizer: &mut Symbolizer,
+    trace: Option<&SharedTrace>,
+    mut blocks: Option<&mut Vec<BlockIndex>>,
+) -> Profile {
+    let (mut names, mut traced, mut allocators) = (Names::default(), None, Vec::new());
+    let mut each = |profile: &Profile, target: &Target, watched: &Watched, stacks: Stacks| {
+        if let Some(trace) = trace.filter(|trace| trace.is_of(target.slot)) {
+            names = trace.names(profile, watched, &stacks);
+            traced = Some(target.process.pid().0);
+            allocators.clone_from(&target.allocator_files);
+        }
+        if let Some(blocks) = &mut blocks {
+            blocks.push(BlockIndex::of(target.process.pid().0, watched, &stacks));
+        }
+    };
+    let mut profile = self::profile(facts, all, symbolizer, &mut each);
+    if let Some(trace) = trace {
+        let process = profile.meta.processes.iter().find(|process| Some(process.pid) == traced);
+        let done = trace.finish(process.and_then(|process| process.heap.as_ref()), &names, &allocators);
+        profile.meta.notes.push(trace::words(traced, done));
+    }
+    profile
+}
+
 fn metadata(facts: &Facts) -> Metadata {
     let counters = &facts.counters;
     let mut notes = facts.notes.clone();
@@ -128,7 +161,7 @@ fn metadata(facts: &Facts) -> Metadata {
         mode: Mode::Exact,
         start_unix_ns: facts.start_unix_ns,
         duration_s: facts.duration.as_secs_f64(),
-        kinds: KindSet::from_iter(KINDS),
+        kinds: KINDS.into_iter().filter(|kind| facts.has_growth || *kind != ValueKind::GrowthSpace).collect(),
         losses: losses(counters, facts.read, unaccounted, facts.notices_lost, facts.inherited_refused),
         stack_ends: stack_ends(counters),
         notes,
@@ -147,6 +180,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, wa
         comm: target.process.comm().to_owned(),
         container_labels: target.process.container().map(Container::label_map).unwrap_or_default(),
         allocators: target.allocators.clone(),
+        source: target.source_words(),
         lossy: watched.ledger.is_lossy(),
         unobserved_us: Some(watched.past.iter().chain([&watched.ledger]).map(|ledger| ledger.stats().gap_ns).sum::<u64>() / 1000),
         peak_inuse_bytes: Some(totals.peak_bytes),

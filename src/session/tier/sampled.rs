@@ -132,6 +132,7 @@ impl Recorder {
             notices_lost: 0,
             inherited_refused: 0,
             notes: age_note(target.sampled_heap.is_some(), target.joined.elapsed()),
+            has_growth: true,
         };
         target.watched = Some(watched);
         let mut blocks = BlockIndex::default();
