@@ -187,6 +187,26 @@ verifier: deps ## show the verifier's instruction count of each BPF program
 cost-of-a-walk: deps ## measure the cost of a stack in the kernel, per frame
 	$(CARGO) test --test integration cost_of_a_walk -- --ignored --nocapture
 
+.PHONY: cost-of-managed-frames
+cost-of-managed-frames: test-deps ## measure the cost of Java and Python frames in the kernel
+	$(CARGO) test --test integration cost_of_managed_frames -- --ignored --nocapture
+
+.PHONY: bench-managed
+bench-managed: build test-deps ## measure exact mode with Java and Python frames, as ratios to empty probes within one run
+	@mkdir -p target/bench-managed && javac -d target/bench-managed benches/managed/Frames.java
+	$(FRAGPROF) bench --rounds 5 -- java -cp target/bench-managed Frames 40000 20
+	$(FRAGPROF) bench --rounds 5 -- python3 benches/managed/frames.py 4000 20
+
+# RocksDB for Java, of which the native library for x86-64 is a file of its own.
+ROCKSDB ?= 10.10.1
+.PHONY: proof-rocksdb
+proof-rocksdb: test-deps ## compare live bytes under RocksDB in a JVM with its own counters; fetches the library with maven
+	@scripts/install-packages.sh maven
+	mvn -q -B org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy -Dartifact=org.rocksdb:rocksdbjni:$(ROCKSDB):jar:linux64 \
+		-DoutputDirectory=$(CURDIR)/target/rocksdb
+	FRAGPROF_ROCKSDB_JAR=$(CURDIR)/target/rocksdb/rocksdbjni-$(ROCKSDB)-linux64.jar \
+		$(CARGO) test --test integration live_bytes_under_rocksdb -- --ignored --nocapture
+
 .PHONY: kernel-matrix
 kernel-matrix: test-deps ## test Debian's kernels 5.10, 6.1, 6.12 and newest, x86-64 and arm64, in emulation; writes docs/kernels.md
 	@scripts/install-packages.sh qemu-system-x86 cpio kmod

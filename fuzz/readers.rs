@@ -9,10 +9,11 @@ use fragprof::bpf::{
 use fragprof::census::core_file::CoreFile;
 use fragprof::census::runtime::hotspot::perf_data::Counters;
 use fragprof::census::runtime::hotspot::structs::{Library, LibraryFile};
-use fragprof::census::{Fixture, LayoutCache, Level, Options, Pace, take};
+use fragprof::census::{Fixture, LayoutCache, Level, Memory as _, Options, Pace, ThreadState, take};
 use fragprof::emitter::usdt;
 use fragprof::managed::cpython::layout::{Layout, Version};
 use fragprof::managed::cpython::{Definition, Python};
+use fragprof::managed::hotspot::native::Reader as JvmReader;
 use fragprof::managed::hotspot::{Refusal, Starting};
 use fragprof::probe::placement::Emulation;
 use fragprof::probe::plan::place_all;
@@ -34,7 +35,7 @@ use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 21] = [
+pub const READERS: [(&str, Reader); 22] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -50,6 +51,7 @@ pub const READERS: [(&str, Reader); 21] = [
     ("variables", variables),
     ("types", types),
     ("hotspot", hotspot),
+    ("jvm_memory", jvm_memory),
     ("cpython", cpython),
     ("pymalloc", pymalloc),
     ("mimalloc", mimalloc),
@@ -254,7 +256,7 @@ fn jvm() -> (Fixture, Described) {
     // Static fields have a place in JVM_DATA.
     let (version, heaps, low, interpreter, call_stub, continuation) =
         (JVM_DATA, JVM_DATA + 8, JVM_DATA + 16, JVM_DATA + 24, JVM_DATA + 32, JVM_DATA + 40);
-    let fields: [(&str, &str, u64, u64); 44] = [
+    let fields: [(&str, &str, u64, u64); 60] = [
         ("Abstract_VM_Version", "_vm_major_version", 0, version),
         ("CodeCache", "_heaps", 0, heaps),
         ("CodeCache", "_low_bound", 0, low),
@@ -265,6 +267,8 @@ fn jvm() -> (Fixture, Described) {
         ("GrowableArray<int>", "_data", 8, 0),
         ("VirtualSpace", "_low_boundary", 0, 0),
         ("VirtualSpace", "_high_boundary", 8, 0),
+        ("VirtualSpace", "_low", 16, 0),
+        ("VirtualSpace", "_high", 24, 0),
         ("CodeHeap", "_memory", 0, 0),
         ("CodeHeap", "_segmap", 112, 0),
         ("CodeHeap", "_log2_segment_size", 248, 0),
@@ -299,6 +303,20 @@ fn jvm() -> (Fixture, Described) {
         ("Klass", "_name", 24, 0),
         ("Symbol", "_length", 4, 0),
         ("Symbol", "_body", 6, 0),
+        ("ThreadsSMRSupport", "_java_thread_list", 0, JVM_DATA + 48),
+        ("ThreadsList", "_length", 4, 0),
+        ("ThreadsList", "_threads", 16, 0),
+        ("JavaThread", "_stack_base", 0, 0),
+        ("JavaThread", "_stack_size", 8, 0),
+        ("ClassLoaderDataGraph", "_head", 0, JVM_DATA + 56),
+        ("ClassLoaderData", "_class_loader", 8, 0),
+        ("ClassLoaderData", "_next", 112, 0),
+        ("ClassLoaderData", "_klasses", 56, 0),
+        ("Klass", "_next_link", 144, 0),
+        ("Klass", "_java_mirror", 112, 0),
+        ("InstanceKlass", "_constants", 224, 0),
+        ("InstanceKlass", "_fieldinfo_stream", 448, 0),
+        ("Array<u1>", "_data", 4, 0),
     ];
     for (at, (owner, field, offset, address)) in fields.into_iter().enumerate() {
         let entry = JVM_STRUCTS + 32 * at as u64;
@@ -367,6 +385,76 @@ fn jvm() -> (Fixture, Described) {
         memory.write(unchanging + 56 + 10, &[5, 3 << 3 | 2, 0]);
     }
     (memory, library)
+}
+
+/// Adds to the JVM what its native memory is read from: a code heap's committed part, a thread's stack, the class that counts direct buffers.
+fn add_memory(memory: &mut Fixture) {
+    let (heap, threads, loader) = (JVM_DATA + 0x200, JVM_DATA + 0x1400, JVM_DATA + 0x1500);
+    let (bits, counter, texts) = (JVM_DATA + 0x1600, JVM_DATA + 0x1800, JVM_DATA + 0x1a00);
+    let (objects, pools, lists) = (JVM_DATA + 0x1c00, JVM_DATA + 0x1e00, JVM_DATA + 0x2000);
+    let code = [(heap + 16, JVM_CODE), (heap + 24, JVM_CODE + 0x1000)];
+    let segments = [(heap + 120, JVM_SEGMENTS + 0x400), (heap + 128, JVM_SEGMENTS), (heap + 136, JVM_SEGMENTS + 0x20)];
+    let stacks = [(JVM_DATA + 48, threads), (threads + 16, threads + 0x40), (threads + 0x40, threads + 0x80)];
+    let stack = [(threads + 0x80, JVM + 0x3_8000), (threads + 0x88, 0x8000)];
+    let classes = [(JVM_DATA + 56, loader), (loader + 56, bits), (bits + 144, counter)];
+    for (address, value) in code.into_iter().chain(segments).chain(stacks).chain(stack).chain(classes) {
+        memory.write_word(address, value);
+    }
+    memory.write(threads + 4, &1u32.to_le_bytes());
+    let names = ["java/nio/Bits", "java/util/concurrent/atomic/AtomicLong", "RESERVED_MEMORY", "COUNT", "value"];
+    for (at, name) in names.into_iter().enumerate() {
+        memory.write(texts + 64 * at as u64 + 4, &(name.len() as u16).to_le_bytes());
+        memory.write(texts + 64 * at as u64 + 6, name.as_bytes());
+    }
+    // Each class with its own object, its constants (two names), and its fields at 16 and 24; numbers are stored plus 1.
+    for (at, class) in [bits, counter].into_iter().enumerate() {
+        let (at, pool) = (at as u64, pools + 0x80 * at as u64);
+        for (offset, value) in [(24, texts + 64 * at), (112, objects + 0x80 * at), (224, pool), (448, lists + 0x40 * at)] {
+            memory.write_word(class + offset, value);
+        }
+        memory.write_word(objects + 0x80 * at, objects + 0x80 * at + 16);
+        memory.write_word(pool + 72, texts + 64 * (2 + 2 * at));
+        memory.write_word(pool + 80, texts + 64 * 3);
+        memory.write(lists + 0x40 * at, &12u32.to_le_bytes());
+        memory.write(lists + 0x40 * at + 4, &[3, 1, 1, 1, 17, 9, 1, 2, 1, 25, 9, 1]);
+    }
+    let own = objects + 16;
+    for (address, value) in [(own + 16, objects + 0x100), (own + 24, objects + 0x120), (objects + 0x110, 4096), (objects + 0x130, 3)] {
+        memory.write_word(address, value);
+    }
+    memory.write(JVM_DATA, &25u32.to_le_bytes());
+}
+
+/// What a JVM's native memory is read from: the target controls all of it.
+pub fn jvm_memory(bytes: &[u8]) {
+    let (mut memory, library) = jvm();
+    add_memory(&mut memory);
+    for pair in bytes.chunks_exact(10).take(256) {
+        let place = u64::from(u16::from_le_bytes([pair[0], pair[1]])) * 4 % (JVM_BYTES - 8);
+        memory.write(JVM + place, &pair[2..]);
+    }
+    let Ok(maps) = memory.maps() else { return };
+    let Ok(mut reader) = JvmReader::of(&Library { memory: &memory, elf: &library, bias: 0 }) else {
+        assert!(!bytes.is_empty());
+        return;
+    };
+    let threads = [ThreadState { stack_pointer: Some(JVM + 0x10), ..ThreadState::default() }];
+    let parts = reader.parts(&memory, &maps, &threads[..usize::from(!bytes.is_empty())]);
+    for part in &parts {
+        assert!(part.committed_bytes.is_none_or(|committed| committed <= 8 * (8 << 30)), "{part:?}");
+    }
+    if bytes.is_empty() {
+        let seen: Vec<_> =
+            parts.iter().map(|part| (part.name, part.reserved_bytes, part.committed_bytes, part.used_bytes, part.count)).collect();
+        assert_eq!(
+            seen,
+            [
+                ("code_cache", Some(0x2_0400), Some(0x1020), None, Some(1)),
+                ("thread_stacks", Some(0x8000), None, None, Some(1)),
+                ("direct_buffers", None, None, Some(4096), Some(3)),
+            ]
+        );
+    }
 }
 
 /// A JVM's description of itself, its code and its methods: the target controls all of it.

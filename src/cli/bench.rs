@@ -27,7 +27,7 @@ use crate::probe::cookie::Cookie;
 use crate::probe::features::Features;
 use crate::probe::plan::{FilePlan, plan};
 use crate::process::Process;
-use crate::profile::ValueKind;
+use crate::profile::{Stack, ValueKind};
 use crate::session::{Options, Recorder};
 use crate::units::{FileOffset, Pid};
 
@@ -143,8 +143,8 @@ fn whole_program(command: &[OsString], rounds: u32) -> anyhow::Result<()> {
         println!("  {name:<42} {seconds:>9.3} s   {:>6.2} x alone   {:>6.2} x floor", seconds / alone, seconds / floor);
     }
     println!(
-        "exact mode: {} allocations, {:.1} frames per stack, {} records lost",
-        records.allocations, records.frames_per_stack, records.lost
+        "exact mode: {} allocations, {:.1} frames per stack, {:.1} of them of managed runtimes, {} records lost",
+        records.allocations, records.frames_per_stack, records.managed_per_stack, records.lost
     );
     Ok(())
 }
@@ -154,6 +154,7 @@ fn whole_program(command: &[OsString], rounds: u32) -> anyhow::Result<()> {
 struct Counts {
     allocations: u64,
     frames_per_stack: f64,
+    managed_per_stack: f64,
     lost: u64,
 }
 
@@ -184,10 +185,16 @@ impl Holds for Watching<'_> {
 impl Drop for Watching<'_> {
     fn drop(&mut self) {
         let Some(Ok(profile)) = self.recorder.take().map(Recorder::finish) else { return };
-        let stacks = || profile.stacks().iter().map(|stack| (stack.values.get(ValueKind::AllocObjects), stack.frames.len() as u64));
-        self.counts.allocations = stacks().map(|(allocations, _)| allocations).sum();
-        self.counts.frames_per_stack =
-            stacks().map(|(allocations, frames)| allocations * frames).sum::<u64>() as f64 / self.counts.allocations.max(1) as f64;
+        let allocations = |stack: &Stack| stack.values.get(ValueKind::AllocObjects);
+        self.counts.allocations = profile.stacks().iter().map(allocations).sum();
+        let per_stack = |count: &dyn Fn(&Stack) -> usize| {
+            let frames: u64 = profile.stacks().iter().map(|stack| allocations(stack) * count(stack) as u64).sum();
+            frames as f64 / self.counts.allocations.max(1) as f64
+        };
+        let managed = |stack: &Stack| profile.frames_of(stack).filter(|frame| frame.kind().is_managed()).count();
+        let managed_per_stack = per_stack(&managed);
+        self.counts.frames_per_stack = per_stack(&|stack| stack.frames.len());
+        self.counts.managed_per_stack = managed_per_stack;
         self.counts.lost = profile.meta.losses.iter().filter(|loss| loss.name.starts_with("lost_")).map(|loss| loss.value).sum();
     }
 }

@@ -13,14 +13,16 @@ use super::help::examples;
 use super::reachability::Reachability;
 use super::record::parse_duration;
 use super::replaying::is_trace;
-use super::{output, past, progress, report};
+use super::{output, past, progress, report, runtime_parts};
 use crate::census::live::LiveMemory;
-use crate::census::{Census, LayoutCache, Level, Options, Pace, take};
+use crate::census::{Census, LayoutCache, Level, Memory as _, Options, Pace, take};
 use crate::emitter::Finder;
 use crate::error::{ExitStatus, Failed};
 use crate::fragmentation::recorded;
 use crate::fragmentation::trend::LOOKS_MIN;
 use crate::fragmentation::verdict::{Change, Remedy, Source, TrendSample, TrendSamples, Verdict, judge};
+use crate::managed::account::{self, Account};
+use crate::managed::hotspot::native::Native;
 use crate::model::view::unix_s;
 use crate::probe::features::Features;
 use crate::process::Process;
@@ -122,7 +124,8 @@ fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
     let comm = memory.process().comm().to_owned();
     let shown = progress::show(reading());
     let over = if args.once { Duration::ZERO } else { args.over.unwrap_or(OVER) };
-    let seen = looks(&memory, pid, &comm, over)?;
+    let mut native = Process::open(Pid(pid)).ok().and_then(Native::open).and_then(Result::ok);
+    let seen = looks(&memory, pid, &comm, over, native.as_mut())?;
     let mut verdict = judge(&seen.census, seen.change);
     let reachability = match args.no_owners {
         true => Reachability::default(),
@@ -144,7 +147,7 @@ fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
         verdict.unknowns.push(format!("what {count} would have shown: too much of the heap changed during the census"));
     }
     verdict.sources.push(Source::new("stacks", stacks_of(memory.process())));
-    print(args, &comm, pid, &verdict, &Beside { surroundings, coverage: None, reachability, track_record })
+    print(args, &comm, pid, &verdict, &Beside { surroundings, coverage: None, reachability, track_record, runtime: seen.runtime })
 }
 
 /// What earlier predictions of a verdict's remedies were worth, from the agent's history.
@@ -172,11 +175,18 @@ struct Sampled {
     change: Option<Change>,
     /// Samples that are not usable for verdicts: the heap changed too much during the census.
     unusable: usize,
+    /// The memory of its managed runtime, with the changes between the first sample and the last; `None` = it has none.
+    runtime: Option<Account>,
+}
+
+/// The memory of a process's managed runtime at the time of a census.
+fn runtime_of(memory: &LiveMemory, census: &Census, native: Option<&mut Native>) -> Option<Account> {
+    native.and_then(|native| native.look(census, &memory.threads())).or_else(|| account::python(census))
 }
 
 /// Samples a process over some time: at least four times unless the time is 0, however long that takes. A sample that is not usable is
 /// left out and repeated: the next one of a heap that changes fast may be usable.
-fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::Result<Sampled> {
+fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration, mut native: Option<&mut Native>) -> anyhow::Result<Sampled> {
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
     let mut layouts = LayoutCache::default();
     let mut looks = TrendSamples::new(LOOKS_MAX as usize);
@@ -184,12 +194,16 @@ fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::R
     looks.set_former_peak(memory.process().peak_resident_bytes().unwrap_or(0));
     let mut kept: Option<(Census, bool)> = None;
     let mut unusable = 0;
+    let mut runtime: Option<Account> = None;
     let started = Instant::now();
     loop {
         let began = started.elapsed();
         let census = take(memory, pid, comm, options, &mut layouts).map_err(failed)?.census;
         let now = started.elapsed();
         // A sample shows the heap as it was halfway through the census.
+        let first = runtime.is_none().then(|| runtime_of(memory, &census, native.as_deref_mut()));
+        let is_first = first.is_some();
+        runtime = first.flatten().or(runtime);
         let look = TrendSample::of(&census, (began + now).as_secs_f64() / 2.0).filter(|_| census.walk.usable);
         tracing::debug!("sample of process {pid} at {began:?} took {:?}, usable {}", now - began, look.is_some());
         match look {
@@ -201,7 +215,12 @@ fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration) -> anyhow::R
         }
         let enough = over.is_zero() || (now >= over && (looks.count() >= LOOKS_MIN || looks.count() + unusable >= 2 * LOOKS_MIN));
         if let Some((census, _)) = kept.take_if(|_| enough) {
-            return Ok(Sampled { census, change: looks.change(), unusable });
+            let last = if is_first { None } else { runtime_of(memory, &census, native.as_deref_mut()) };
+            let runtime = match (runtime, last) {
+                (Some(first), Some(last)) => Some(last.since(&first)),
+                (first, last) => last.or(first),
+            };
+            return Ok(Sampled { census, change: looks.change(), unusable, runtime });
         }
         std::thread::sleep(pause(over, now - began, over.saturating_sub(now)));
     }
@@ -248,6 +267,8 @@ struct Beside {
     reachability: Reachability,
     /// For a process.
     track_record: Vec<TrackRecord>,
+    /// For a process with a managed runtime: its memory by part.
+    runtime: Option<Account>,
 }
 
 fn print(args: &ExplainArgs, comm: &str, pid: u32, verdict: &Verdict, beside: &Beside) -> anyhow::Result<()> {
@@ -274,10 +295,13 @@ struct Page<'a> {
     reachability: &'a Reachability,
     /// What earlier predictions of the remedies were worth, by their `action`.
     track_record: &'a [TrackRecord],
+    /// The memory of the process's managed runtime, by part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    runtime: Option<&'a Account>,
 }
 
 fn write_json(out: &mut dyn Write, verdict: &Verdict, beside: &Beside) -> io::Result<()> {
-    let Beside { surroundings, coverage, reachability, track_record } = beside;
+    let Beside { surroundings, coverage, reachability, track_record, runtime } = beside;
     let coverage = coverage.as_ref();
     let page = Page {
         verdict,
@@ -287,6 +311,7 @@ fn write_json(out: &mut dyn Write, verdict: &Verdict, beside: &Beside) -> io::Re
         coverage,
         reachability,
         track_record,
+        runtime: runtime.as_ref(),
     };
     serde_json::to_writer_pretty(&mut *out, &page)?;
     writeln!(out)
@@ -299,7 +324,7 @@ fn gain(remedy: &Remedy) -> String {
 }
 
 fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, beside: &Beside) -> io::Result<()> {
-    let Beside { surroundings, coverage, reachability, track_record } = beside;
+    let Beside { surroundings, coverage, reachability, track_record, runtime } = beside;
     let name = serde_json::to_value(verdict.verdict)?;
     let confidence = serde_json::to_value(verdict.confidence)?;
     writeln!(
@@ -374,6 +399,9 @@ fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, 
                 counted(change.looks, "sample")
             )?;
         }
+    }
+    if let Some(account) = runtime {
+        runtime_parts::write(out, account)?;
     }
     reachability.write(out)?;
     if !verdict.remedies.is_empty() {

@@ -27,6 +27,7 @@ mod record;
 mod replaying;
 pub mod report;
 pub mod run;
+mod runtime_parts;
 mod saved;
 pub mod sites;
 mod stop;

@@ -556,7 +556,7 @@ mod tests {
             max_set_by: Some("command_line"),
             ..JavaHeap::default()
         };
-        java.runtimes.java = Some(JavaMemory { collector: Some("g1"), heap, metaspace: None });
+        java.runtimes.java = Some(JavaMemory { collector: Some("g1"), heap, metaspace: None, classes: Vec::new() });
         let verdict = judge(&java, None);
         assert!(verdict.findings[1].summary.contains("50 % of its limit of 1.95 GiB"), "{}", verdict.findings[1].summary);
         assert!(verdict.remedies.iter().any(|remedy| remedy.action.contains("limit is set")), "{:?}", verdict.remedies);

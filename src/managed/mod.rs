@@ -8,6 +8,7 @@
 //! A stack is named when it is first defined, seconds at most after it was taken, because a runtime frees and replaces its code: its frame words
 //! are replaced by numbers of names, which stay.
 
+pub mod account;
 pub mod cpython;
 pub mod hotspot;
 pub mod memory;

@@ -162,7 +162,12 @@ fn a_recording_without_root_is_the_same() {
         let out = directory.path().join(format!("{user}.pb.gz"));
         let mut command = Command::new(&exe);
         command.uid(user).gid(user).current_dir("/").env("HOME", directory.path()).env("PERL_HASH_SEED", "0").env_remove("XDG_CACHE_HOME");
-        command.args(["record", "--in-process", "-o"]).arg(&out).args(["--", "perl", "-e", "my @a = map { [$_] } 1 .. 10000; print scalar @a"]);
+        command.args(["record", "--in-process", "-o"]).arg(&out).args([
+            "--",
+            "perl",
+            "-e",
+            "my @a = map { [$_] } 1 .. 10000; print scalar @a",
+        ]);
         let done = run(&mut command);
         assert!(done.status.success(), "{}\n{}", done.out, done.err);
         assert!(done.out.contains("10000"));

@@ -1,9 +1,13 @@
 //! Frames of managed runtimes, against what the runtimes themselves say.
 
+mod cost;
 mod java;
 mod life;
+mod memory;
 mod node;
+mod proofs;
 pub mod python;
 mod python_life;
 mod python_truth;
+mod rocksdb;
 mod truth;

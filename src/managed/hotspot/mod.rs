@@ -8,10 +8,12 @@
 //! All of it is read from memory that the process controls and changes while it is read: each read is bounded, and what is inconsistent has no
 //! name.
 
+pub mod classes;
 mod code;
 mod compiled;
 mod layout;
 mod method;
+pub mod native;
 pub mod packed;
 
 use std::collections::HashMap;

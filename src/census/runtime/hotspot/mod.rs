@@ -15,7 +15,7 @@ use self::structs::{FlagPlace, Library, Structs};
 use super::super::layout_cache::ByBuildId;
 use super::super::memory::{Memory, is_user_address, word32_at};
 use super::super::not_malloc::JAVA_HEAP_FILE;
-use super::super::objects::without;
+use super::super::objects::{range_of, without};
 use super::super::page_cache::PageCache;
 use super::Kind;
 use super::view::View;
@@ -44,6 +44,23 @@ pub struct JavaMemory {
     /// collectors, before its first collection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metaspace: Option<Metaspace>,
+    /// Memory of classes by its mappings: `class_space` (the compressed class space), `metaspace` (other class metadata, most likely),
+    /// `class_archive` (the mapped archive, CDS); what was found.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<ClassMemory>,
+}
+
+/// Memory of classes, by its mappings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
+pub struct ClassMemory {
+    /// `class_space`, `metaspace` or `class_archive`.
+    pub name: &'static str,
+    /// Bytes reserved.
+    pub reserved_bytes: u64,
+    /// Of them, committed.
+    pub committed_bytes: u64,
+    /// Of them, in RAM.
+    pub resident_bytes: u64,
 }
 
 /// The Java heap, which is outside malloc.
@@ -162,10 +179,15 @@ pub fn look(view: &View<'_>, layouts: &mut LayoutCache) -> Option<JavaAccount> {
     }
     let mut claims: Vec<(Kind, Vec<Range<u64>>)> = Vec::new();
     claims.extend(process.heap_range().map(|range| (Kind::JavaHeap, vec![range])));
-    let classes = process.flag(layout.class_space).map(|bytes| class_space(view, bytes)).unwrap_or_default();
-    claims.push((Kind::JavaMetaspace, metaspace_nodes(view, &classes)));
-    claims.push((Kind::JavaClasses, classes));
-    Some((JavaMemory { collector: process.collector(), heap, metaspace }, claims))
+    let archive = class_archive(view, process.heap_range());
+    let space = process.flag(layout.class_space).map(|bytes| class_space(view, &archive, bytes)).unwrap_or_default();
+    let nodes = metaspace_nodes(view, &space);
+    let classes = [("class_space", &space), ("metaspace", &nodes), ("class_archive", &archive)];
+    let classes = classes.into_iter().filter(|(_, ranges)| !ranges.is_empty()).map(|(name, ranges)| ClassMemory::of(name, ranges, view));
+    let classes = classes.collect();
+    claims.push((Kind::JavaMetaspace, nodes));
+    claims.push((Kind::JavaClasses, space));
+    Some((JavaMemory { collector: process.collector(), heap, metaspace, classes }, claims))
 }
 
 /// ZGC's heap is a file in memory, of which each part is mapped once or, before JDK 21, three times: what of it is mapped, and in memory.
@@ -190,11 +212,30 @@ fn add(sum: &mut Option<u64>, bytes: u64) {
     *sum = Some(sum.unwrap_or(0).saturating_add(bytes));
 }
 
+impl ClassMemory {
+    fn of(name: &'static str, ranges: &[Range<u64>], view: &View<'_>) -> Self {
+        let mut pages = PageCache::without_foresight(view.memory);
+        let mut sum = Self { name, ..Self::default() };
+        for range in ranges {
+            sum.reserved_bytes += range.end - range.start;
+            sum.committed_bytes += committed_bytes(view.maps, range);
+            sum.resident_bytes += pages.resident_bytes(range.clone());
+        }
+        sum
+    }
+}
+
+/// The mappings of the archive of classes outside the Java heap, which contains the archived objects.
+fn class_archive(view: &View<'_>, heap: Option<Range<u64>>) -> Vec<Range<u64>> {
+    let is_archive = |one: &&Mapping| one.path().is_some_and(|path| path.extension().is_some_and(|end| end == "jsa"));
+    let is_outside = |range: &Range<u64>| heap.as_ref().is_none_or(|heap| range.end <= heap.start || range.start >= heap.end);
+    view.maps.mappings.iter().filter(is_archive).map(|one| one.start.0..one.end.0).filter(is_outside).collect()
+}
+
 /// The compressed class space: the one reservation of its size that HotSpot places right behind the archive of classes, or where it begins
 /// at a multiple of its alignment. It is opened from its start.
-fn class_space(view: &View<'_>, bytes: u64) -> Vec<Range<u64>> {
-    let archives = view.maps.mappings.iter().filter(|one| one.path().is_some_and(|path| path.extension().is_some_and(|end| end == "jsa")));
-    let Some(archive_end) = archives.map(|one| one.end.0).max() else { return Vec::new() };
+fn class_space(view: &View<'_>, archive: &[Range<u64>], bytes: u64) -> Vec<Range<u64>> {
+    let Some(archive_end) = archive.iter().map(|one| one.end).max() else { return Vec::new() };
     // The reservation begins at most 16 MiB behind the archive.
     let near = archive_end..archive_end.saturating_add(CLASS_SPACE_AFTER);
     let begins = view.maps.mappings.iter().find(|one| near.contains(&one.start.0) && one.permissions.write && one.path().is_none());
@@ -203,19 +244,42 @@ fn class_space(view: &View<'_>, bytes: u64) -> Vec<Range<u64>> {
 }
 
 /// Nodes of metaspace outside of the class space (JDK 16 on): reservations of 64 MiB, aligned to 4 MiB, opened from the start of each 4 MiB
-/// on in steps of 64 KiB. They are recognised by their shape alone; malloc's arenas and Java heaps are known by then.
+/// on in steps of 64 KiB. They are recognised by their shape alone. Where other memory without a file lies right beside one, the kernel joins
+/// the two on that side.
 fn metaspace_nodes(view: &View<'_>, classes: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut nodes = Vec::new();
+    let mut nodes: Vec<Range<u64>> = Vec::new();
     for range in without(&view.unbacked, classes) {
-        let is_node = range.end - range.start == METASPACE_NODE_BYTES && range.start.is_multiple_of(METASPACE_ROOT_BYTES);
-        let inside = view.maps.mappings.iter().filter(|one| range.contains(&one.start.0));
-        let in_steps =
-            inside.clone().all(|one| one.start.0.is_multiple_of(METASPACE_STEP_BYTES) && one.end.0.is_multiple_of(METASPACE_STEP_BYTES));
-        if is_node && in_steps && inside.clone().any(|one| one.permissions.write) {
-            nodes.push(range);
+        let inside: Vec<&Mapping> = view.maps.mappings.iter().filter(|one| range.contains(&one.start.0)).collect();
+        let by_end = |one: &&Mapping| one.end.0.checked_sub(METASPACE_NODE_BYTES);
+        let mut starts: Vec<u64> = inside.iter().map(|one| one.start.0).chain(inside.iter().filter_map(by_end)).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        for start in starts {
+            let node = start..start.saturating_add(METASPACE_NODE_BYTES);
+            let is_apart = nodes.last().is_none_or(|last| last.end <= node.start);
+            if is_apart && node.start >= range.start && node.end <= range.end && is_metaspace_node(view, &inside, &node) {
+                nodes.push(node);
+            }
         }
     }
     nodes
+}
+
+fn is_metaspace_node(view: &View<'_>, mappings: &[&Mapping], node: &Range<u64>) -> bool {
+    if !node.start.is_multiple_of(METASPACE_ROOT_BYTES) || range_of(&view.anonymous, node.start).is_none() {
+        return false;
+    }
+    let (mut is_closed, mut is_joined) = (false, false);
+    for one in mappings.iter().filter(|one| one.end.0 > node.start && one.start.0 < node.end) {
+        let part = one.start.0.max(node.start)..one.end.0.min(node.end);
+        if !part.start.is_multiple_of(METASPACE_STEP_BYTES) || !part.end.is_multiple_of(METASPACE_STEP_BYTES) {
+            return false;
+        }
+        is_closed |= !one.permissions.write;
+        is_joined |= part != (one.start.0..one.end.0);
+    }
+    // Any large block that is wholly open has such a part.
+    is_closed || !is_joined
 }
 
 /// A libjvm in a process, with its build's layout.
