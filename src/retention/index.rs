@@ -12,6 +12,8 @@ use std::ops::Range;
 
 use thiserror::Error;
 
+use super::prefetch::prefetch;
+
 /// log2 of a segment's bytes.
 const SEGMENT_BITS: u32 = 20;
 const SEGMENT_BYTES: u64 = 1 << SEGMENT_BITS;
@@ -277,13 +279,17 @@ impl BlockIndex {
     #[inline]
     pub fn find_all(&self, words: &[u64], places: &mut Vec<Place>, mut found: impl FnMut(usize, Hit)) {
         places.clear();
-        places.extend(words.iter().map(|&word| self.place(word)));
+        places.extend(words.iter().map(|&word| {
+            let place = self.cell_of(word);
+            prefetch(&self.cells, (place.at / CELL_BITS as u32) as usize);
+            place
+        }));
         for place in places.iter_mut() {
-            // Prefetches the sizes: the loads are independent.
-            place.size = self.sizes.get(place.number as usize).copied().unwrap_or(0);
+            *place = self.block_of(*place);
+            prefetch(&self.sizes, place.number as usize);
         }
         for (number, (&word, place)) in words.iter().zip(places.iter()).enumerate() {
-            if let Some(hit) = self.check_size(word, *place) {
+            if let Some(hit) = self.check(word, *place) {
                 found(number, hit);
             }
         }
@@ -292,28 +298,36 @@ impl BlockIndex {
     /// Which block could hold `addr`.
     #[inline]
     fn place(&self, addr: u64) -> Place {
+        self.block_of(self.cell_of(addr))
+    }
+
+    /// The place of the cell for an address, or the large block that covers its segment.
+    #[inline]
+    fn cell_of(&self, addr: u64) -> Place {
         let Some(&entry) = self.table.get((addr >> SEGMENT_BITS).wrapping_sub(self.base) as usize) else { return Place::NONE };
         if entry & COVERED != 0 {
             let number = self.large.get((entry & !COVERED) as usize).map_or(u32::MAX, |large| large.number);
-            return Place { number, start: 0, at: 0, size: 0 };
+            return Place { number, ..Place::NONE };
         }
         let at = (entry << (SEGMENT_BITS - self.granule_bits)) + ((addr & (SEGMENT_BYTES - 1)) >> self.granule_bits) as u32;
+        Place { at, is_open: true, ..Place::NONE }
+    }
+
+    /// Reads the cell, if there is one to read.
+    #[inline]
+    fn block_of(&self, place: Place) -> Place {
+        let Place { at, is_open: true, .. } = place else { return place };
         // Segment 0 has empty cells, for addresses in no segment.
         let Some(cell) = self.cells.get((at / CELL_BITS as u32) as usize) else { return Place::NONE };
         let upto = cell.starts & (u64::MAX >> (63 - at % CELL_BITS as u32));
         let start = if upto == 0 { cell.last } else { (at & !63) + 63 - upto.leading_zeros() };
-        Place { number: (cell.before + upto.count_ones()).wrapping_sub(1), start, at, size: 0 }
+        Place { number: (cell.before + upto.count_ones()).wrapping_sub(1), start, at, is_open: false }
     }
 
     #[inline]
     fn check(&self, addr: u64, place: Place) -> Option<Hit> {
         let size = self.sizes.get(place.number as usize).copied()?;
-        self.check_size(addr, Place { size, ..place })
-    }
-
-    #[inline]
-    fn check_size(&self, addr: u64, place: Place) -> Option<Hit> {
-        if place.size == LARGE {
+        if size == LARGE {
             let large = self.large_block(place.number)?;
             let offset = addr.wrapping_sub(large.addr);
             return (offset < large.bytes).then_some(Hit { block: place.number, offset });
@@ -321,7 +335,7 @@ impl BlockIndex {
         let granules = u64::from(place.at.wrapping_sub(place.start));
         let offset = (granules << self.granule_bits) | (addr & ((1 << self.granule_bits) - 1));
         // Blocks begin at granules, so the low bits of the address belong to the distance.
-        (offset < u64::from(place.size)).then_some(Hit { block: place.number, offset })
+        (offset < u64::from(size)).then_some(Hit { block: place.number, offset })
     }
 
     fn large_block(&self, number: u32) -> Option<&LargeBlock> {
@@ -385,11 +399,12 @@ pub struct Place {
     number: u32,
     start: u32,
     at: u32,
-    size: u16,
+    /// The cell is still to be read.
+    is_open: bool,
 }
 
 impl Place {
-    const NONE: Self = Self { number: u32::MAX, start: 0, at: 0, size: 0 };
+    const NONE: Self = Self { number: u32::MAX, start: 0, at: 0, is_open: false };
 }
 
 #[cfg(test)]

@@ -5,11 +5,14 @@
 //! all their pointers to other unreached blocks: the chains of a leak.
 
 use super::blocks::Bits;
+use super::prefetch::prefetch;
 
 /// Marks the last pointer of a block.
 const LAST: u32 = 1 << 31;
 /// Blocks between two recorded positions in the list; the blocks between are skipped over.
 const ANCHOR_EVERY: u32 = 16;
+/// Blocks whose pointers are asked for before the first one's are read.
+const AHEAD: usize = 32;
 /// Pointers per piece of the list: 256 KiB, so that growing copies nothing.
 const PIECE: usize = 1 << 16;
 
@@ -50,6 +53,16 @@ impl Pointers {
     #[inline]
     fn get(&self, place: usize) -> Option<u32> {
         self.pieces.get(place / PIECE)?.get(place % PIECE).copied()
+    }
+
+    /// Asks for the pointers of a block.
+    #[inline]
+    fn prefetch(&self, block: u32) {
+        if let Some(&anchor) = self.anchors.get((block / ANCHOR_EVERY) as usize)
+            && let Some(piece) = self.pieces.get(anchor as usize / PIECE)
+        {
+            prefetch(piece, anchor as usize % PIECE);
+        }
     }
 
     fn of(&self, block: u32) -> impl Iterator<Item = u32> + '_ {
@@ -122,9 +135,15 @@ impl Marks {
         }
     }
 
+    /// Follows the pointers of the blocks on the stack, some blocks at a time, whose cache misses overlap.
     fn follow(&mut self) {
-        while let Some(block) = self.stack.pop() {
-            for to in self.pointers.of(block) {
+        let mut batch = [0; AHEAD];
+        while !self.stack.is_empty() {
+            let rest = self.stack.len().saturating_sub(AHEAD);
+            let taken = batch.iter_mut().zip(self.stack.drain(rest..)).map(|(place, block)| *place = block).count();
+            let batch = batch.get(..taken).unwrap_or_default();
+            batch.iter().for_each(|&block| self.pointers.prefetch(block));
+            for to in batch.iter().flat_map(|&block| self.pointers.of(block)) {
                 if self.reached.set(to) {
                     self.stack.push(to);
                 }

@@ -27,6 +27,7 @@ pub mod names;
 pub mod owners;
 pub mod pass;
 pub mod pinned;
+mod prefetch;
 pub mod reader;
 pub mod scans;
 pub mod shares;
