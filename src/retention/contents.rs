@@ -127,6 +127,10 @@ impl<'a> Contents<'a> {
         mapping.is_some_and(|mapping| mapping.path().is_some() && !mapping.permissions.write && !mapping.permissions.shared)
     }
 
+    fn is_in_file(&self, addr: u64) -> bool {
+        self.maps.find(Addr(addr)).is_some_and(|mapping| mapping.path().is_some())
+    }
+
     fn place(&self, addr: u64) -> Option<String> {
         let mapping = self.maps.find(Addr(addr))?;
         let name = mapping.path()?.file_name()?.to_string_lossy();
@@ -134,8 +138,11 @@ impl<'a> Contents<'a> {
         Some(format!("{name}+{:#x}", addr - first.start.0))
     }
 
-    /// The class whose virtual table begins at an address.
+    /// The class whose virtual table begins at an address. A virtual table is in a file, so that most addresses are dismissed without a read.
     pub fn type_name(&mut self, table: u64) -> Option<String> {
+        if !table.is_multiple_of(8) || !self.is_in_file(table) {
+            return None;
+        }
         if let Some(known) = self.types.get(&table) {
             return known.clone();
         }
@@ -147,12 +154,10 @@ impl<'a> Contents<'a> {
     }
 
     fn read_type_name(&self, table: u64) -> Option<String> {
-        let is_word = |addr: u64| addr.is_multiple_of(8).then_some(addr);
-        let mapped = |addr: u64| self.maps.find(Addr(addr)).is_some_and(|mapping| mapping.path().is_some());
-        let info = self.memory.word(is_word(table)?.checked_sub(8)?).and_then(is_word).filter(|&info| mapped(info))?;
+        let info = self.memory.word(table.checked_sub(8)?).filter(|&info| info.is_multiple_of(8) && self.is_in_file(info))?;
         // The highest bit marks names that are not unique (GCC on some machines).
         let name = self.memory.word(info.checked_add(8)?)? & !(1 << 63);
-        if !mapped(name) || !self.is_static(name) {
+        if !self.is_static(name) {
             return None;
         }
         let mut bytes = [0u8; NAME_BYTES_MAX];
