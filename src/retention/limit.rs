@@ -6,8 +6,9 @@ use crate::process::handle::read_bounded;
 
 /// Bytes per block of `leaks`: index, marks and the pointers of unreached blocks.
 pub const LEAKS_BYTES_A_BLOCK: u64 = 24;
-/// Bytes per block of `owners`: index, pointers and their reverse, dominators, sums and names; with two pointers per block.
-pub const OWNERS_BYTES_A_BLOCK: u64 = 110;
+/// Bytes per block of `owners`: index, pointers or their reverse, dominators, sums, first words and names; with two pointers per block 68 were
+/// measured.
+pub const OWNERS_BYTES_A_BLOCK: u64 = 80;
 /// The index has a bit for each 16 bytes of the heap, and ranks.
 const SPAN_SHARE: u64 = 60;
 /// `/proc/meminfo` has about 1.5 KiB.
