@@ -316,3 +316,19 @@ fn the_verifier_needs_far_less_than_its_limit_for_a_walk() {
     }
     assert!(ids.len() >= names.len());
 }
+
+/// Each program as it is loaded alone, in the object that this kernel uses.
+#[test]
+fn the_verifier_needs_at_most_200_000_instructions_for_each_program_of_a_recording() {
+    if crate::support::bpf().is_none() {
+        return;
+    }
+    let _one = crate::support::serial();
+    let verified = fragprof::capture::programs::verify_each();
+    for program in &verified {
+        eprintln!("{} {}: {:?} instructions, {:?} ms", program.object, program.name, program.instructions, program.milliseconds);
+        // Other methods' programs may be refused here.
+        assert!(program.refused.is_some() || program.instructions.is_some_and(|number| number <= 200_000), "{program:?}");
+    }
+    assert!(verified.iter().any(|program| program.object == "ordinary" && program.refused.is_none()), "{verified:?}");
+}
