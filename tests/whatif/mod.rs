@@ -51,7 +51,7 @@ impl Recorded {
                             insert into t select i, hex(zeroblob(i % 200)) from n; create index s on t(b); \
                             delete from t where a % 3 = 0; select count(*), max(length(b)) from t; \
                             select sum(length(group_concat(b))) over () from t limit 1;";
-        Self::new("sqlite", &["sqlite3", ":memory:", WORK], &[])
+        Self::new("sqlite", &["sqlite3", ":memory:", WORK, ".shell sleep 1.5"], &[])
     }
 
     fn threads() -> Self {
@@ -66,8 +66,8 @@ impl Recorded {
 
     fn compiler() -> Self {
         const WORK: &str = "printf '#include <regex>\n#include <map>\nstd::regex r(\"a+b\"); std::map<int, std::regex> m;' \
-                            > /tmp/fragprof-whatif.cpp; exec $(g++ -print-prog-name=cc1plus) -quiet -O1 -g -D_GNU_SOURCE \
-                            /tmp/fragprof-whatif.cpp -o /dev/null";
+                            > /tmp/fragprof-whatif.cpp; exec $(g++ -print-prog-name=cc1plus) -quiet -imultiarch $(g++ -print-multiarch) -O1 -g \
+                            -D_GNU_SOURCE /tmp/fragprof-whatif.cpp -o /dev/null";
         Self::new("cc1plus", &["sh", "-c", WORK], &[])
     }
 
