@@ -107,6 +107,12 @@ impl Figures {
         self.calibrations.push((recorded.name, figure(&predicted["calibration"], "resident_error_ratio").abs() * 100.0));
         self.rates.push(figure(&predicted["trace"], "replay_events_per_second"));
         self.bytes.push(figure(&predicted["trace"], "bytes") / figure(&predicted["trace"], "events"));
+        if predicted["settings"].as_array().unwrap().len() < SETTINGS.len() {
+            // A replay that is not like the recorded process.
+            println!("{}: nothing is predicted: {}", recorded.name, predicted["notes"]);
+            self.picks.push(f64::INFINITY);
+            return;
+        }
         let mut means: Vec<(&str, f64)> = Vec::new();
         for (setting, environment) in SETTINGS {
             let row = if setting == "glibc" { &predicted["settings"][0] } else { of(&predicted, setting) };

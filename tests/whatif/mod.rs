@@ -64,11 +64,11 @@ impl Recorded {
         Self::new("ruby", &["ruby", "-e", WORK], &[])
     }
 
-    fn compiler() -> Self {
-        const WORK: &str = "printf '#include <regex>\n#include <map>\nstd::regex r(\"a+b\"); std::map<int, std::regex> m;' \
-                            > /tmp/fragprof-whatif.cpp; exec $(g++ -print-prog-name=cc1plus) -quiet -imultiarch $(g++ -print-multiarch) -O1 -g \
-                            -D_GNU_SOURCE /tmp/fragprof-whatif.cpp -o /dev/null";
-        Self::new("cc1plus", &["sh", "-c", WORK], &[])
+    fn bash() -> Self {
+        const WORK: &str = "for ((i = 0; i < 60000; i++)); do printf -v \"k[i % 20000]\" '%*d' $((20 + i * 7 % 2900)) $i; done; \
+                            for ((i = 0; i < 20000; i++)); do ((i % 4)) && unset \"k[i]\"; done; \
+                            for ((i = 0; i < 20000; i++)); do m[i]=z$i; done; sleep 1.5";
+        Self::new("bash", &["bash", "-c", WORK], &[])
     }
 
     fn gawk() -> Self {
@@ -97,7 +97,7 @@ impl Recorded {
             Self::python(),
             Self::sqlite(),
             Self::ruby(),
-            Self::compiler(),
+            Self::bash(),
             Self::gawk(),
             Self::php(),
             Self::threads(),
