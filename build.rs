@@ -17,10 +17,10 @@ const BPF_CPU: &str = "-mcpu=v3";
 /// The preload libraries' sources.
 const SAMPLER: &str = "src/sampler/preload";
 /// Of the library that samples.
-const SAMPLER_SOURCES: [&str; 8] = ["clock.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c"];
+const SAMPLER_SOURCES: [&str; 9] = ["clock.c", "first.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c"];
 /// Of the library that records every call.
-const RECORDER_SOURCES: [&str; 10] =
-    ["cfi.c", "clock.c", "memory.c", "modules.c", "next.c", "operators.c", "record.c", "recorder.c", "stacks.c", "walk.c"];
+const RECORDER_SOURCES: [&str; 11] =
+    ["cfi.c", "clock.c", "first.c", "memory.c", "modules.c", "next.c", "operators.c", "record.c", "recorder.c", "stacks.c", "walk.c"];
 /// The program with which a C library's allocator is run.
 const SCRATCH: &str = "src/selective/scratch.c";
 /// The program that makes a trace's calls, and what stands for the C library while it is linked.

@@ -112,6 +112,34 @@ pub struct Reader {
     frames: Vec<u64>,
 }
 
+/// Reads what lies between the events of chunks.
+struct Stacks<'a> {
+    memory: &'a Memory,
+    frames: &'a mut Vec<u64>,
+    malformed: &'a mut u64,
+}
+
+impl Stacks<'_> {
+    /// Passes on the stacks of a chunk up to its next event, and returns the event's ticket.
+    fn pass(&mut self, receiver: &mut dyn Receiver, entry: usize, chunk: u32, open: &mut Open) -> Option<u64> {
+        while open.at < open.cells {
+            match chunk::cell(self.memory, chunk, open.at, open.cells - open.at) {
+                Cell::Event(ticket) => return Some(ticket),
+                Cell::Stack(cells) => {
+                    let (number, end) = chunk::stack(self.memory, chunk, open.at, self.frames);
+                    receiver.stack(entry, number, self.frames, end);
+                    open.at += cells;
+                }
+                Cell::Malformed => {
+                    *self.malformed += 1;
+                    open.at = open.cells;
+                }
+            }
+        }
+        None
+    }
+}
+
 impl Reader {
     /// Nothing has been read yet.
     #[must_use]
@@ -319,37 +347,25 @@ impl Reader {
         let (Some(Some(image)), Some(Some(open))) = (self.images.get_mut(entry), self.chunks.get_mut(chunk as usize)) else { return 0 };
         let mut passed = 0;
         open.is_queued = false;
-        while open.at < open.cells {
-            match chunk::cell(memory, chunk, open.at, open.cells - open.at) {
-                Cell::Event(ticket) if ticket <= image.next_ticket => {
-                    if ticket < image.next_ticket {
-                        // It was given up before: its place in the order is gone.
-                        self.malformed += 1;
-                    } else if let Some(event) = chunk::event(memory, chunk, open.at, open.tid, age) {
-                        image.passes_without = 0;
-                        image.next_ticket += 1;
-                        receiver.event(entry, &event);
-                    }
-                    passed += 1;
-                    open.at += 1;
-                    if passed >= EVENTS_MAX {
-                        break;
-                    }
-                }
-                Cell::Event(ticket) => {
-                    image.heads.push(Reverse((ticket, chunk)));
-                    open.is_queued = true;
-                    return passed;
-                }
-                Cell::Stack(cells) => {
-                    let (number, end) = chunk::stack(memory, chunk, open.at, &mut self.frames);
-                    receiver.stack(entry, number, &self.frames, end);
-                    open.at += cells;
-                }
-                Cell::Malformed => {
-                    self.malformed += 1;
-                    open.at = open.cells;
-                }
+        let mut stacks = Stacks { memory, frames: &mut self.frames, malformed: &mut self.malformed };
+        while let Some(ticket) = stacks.pass(receiver, entry, chunk, open) {
+            if ticket > image.next_ticket {
+                image.heads.push(Reverse((ticket, chunk)));
+                open.is_queued = true;
+                break;
+            }
+            if ticket < image.next_ticket {
+                // It was given up before: its place in the order is gone.
+                *stacks.malformed += 1;
+            } else if let Some(event) = chunk::event(memory, chunk, open.at, open.tid, age) {
+                image.passes_without = 0;
+                image.next_ticket += 1;
+                receiver.event(entry, &event);
+            }
+            passed += 1;
+            open.at += 1;
+            if passed >= EVENTS_MAX {
+                break;
             }
         }
         passed
@@ -359,29 +375,16 @@ impl Reader {
     fn queue(&mut self, memory: &Memory, receiver: &mut dyn Receiver, entry: usize) -> bool {
         let Some(Some(image)) = self.images.get_mut(entry) else { return false };
         let mut has_new = false;
+        let mut stacks = Stacks { memory, frames: &mut self.frames, malformed: &mut self.malformed };
         for &chunk in &image.chunks {
             let open = self.chunks.get_mut(chunk as usize).and_then(Option::as_mut);
             let Some(open) = open.filter(|open| open.entry == entry && !open.is_queued) else { continue };
             // The process may write any number at any time: it only ever grows here.
             open.cells = memory.cells(chunk).max(open.cells);
-            while open.at < open.cells {
-                match chunk::cell(memory, chunk, open.at, open.cells - open.at) {
-                    Cell::Event(ticket) => {
-                        image.heads.push(Reverse((ticket, chunk)));
-                        open.is_queued = true;
-                        has_new = true;
-                        break;
-                    }
-                    Cell::Stack(cells) => {
-                        let (number, end) = chunk::stack(memory, chunk, open.at, &mut self.frames);
-                        receiver.stack(entry, number, &self.frames, end);
-                        open.at += cells;
-                    }
-                    Cell::Malformed => {
-                        self.malformed += 1;
-                        open.at = open.cells;
-                    }
-                }
+            if let Some(ticket) = stacks.pass(receiver, entry, chunk, open) {
+                image.heads.push(Reverse((ticket, chunk)));
+                open.is_queued = true;
+                has_new = true;
             }
         }
         has_new
