@@ -111,7 +111,8 @@ impl Model {
         for (stack, (count, bytes)) in child.live_by_stack() {
             *child.account(stack) = Account { inherited: count, inherited_bytes: bytes, ..Account::default() };
         }
-        child.note_peak();
+        // Its first state is its highest so far, also if all blocks are empty.
+        (child.peak, child.at_peak) = (child.blocks.values().map(|block| block.size).sum(), child.live_by_stack());
         child
     }
 }
