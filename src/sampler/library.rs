@@ -184,13 +184,18 @@ pub fn preload(library: &Path, already: Option<&OsStr>) -> OsString {
     let mut value = library.as_os_str().to_owned();
     let Some(already) = already else { return value };
     // Spaces and colons both separate (ld.so(8)).
-    let is_sampler = |entry: &[u8]| entry.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"libfragprof_"));
     let already = already.as_encoded_bytes();
-    for entry in already.split(|byte| b": ".contains(byte)).filter(|entry| !entry.is_empty() && !is_sampler(entry)) {
+    for entry in already.split(|byte| b": ".contains(byte)).filter(|entry| !entry.is_empty() && !is_own(entry)) {
         value.push(":");
         value.push(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(entry));
     }
     value
+}
+
+/// Whether a path is that of one of these libraries.
+#[must_use]
+pub fn is_own(path: &[u8]) -> bool {
+    path.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"libfragprof_"))
 }
 
 fn holds(path: &Path, bytes: &[u8]) -> bool {

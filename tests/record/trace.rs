@@ -146,6 +146,9 @@ fn the_blocks_of_a_trace_from_inside_are_those_of_the_programs_ledger() {
         recording.finish();
         let replayed = Replayed::of(&path);
         assert_eq!(replayed.end.lost, 0);
+        // The recorder, whose malloc the program calls, is no allocator.
+        let allocators = &replayed.end.allocators;
+        assert!(allocators.len() == 1 && allocators[0].starts_with("glibc in "), "{program}: {allocators:?}");
         assert!(replayed.usage_samples >= 1, "{program}: there are no samples of its memory");
         if program == "entry_points" {
             for (site, how) in [("site_calloc", (0, true)), ("site_aligned_alloc", (7, false)), ("site_valloc", (12, false))] {
