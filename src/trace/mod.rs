@@ -184,7 +184,7 @@ pub enum TraceError {
     #[error("cannot read it: {0}")]
     Io(#[from] std::io::Error),
     /// Its first bytes are wrong.
-    #[error("it is not a trace: it does not begin with FPTRACE")]
+    #[error("it is not a trace; a replay needs every call in its order, which record --trace FILE writes")]
     NotATrace,
     /// It was written by another version.
     #[error("it has version {found} of the format, and this fragprof reads version {VERSION}")]
