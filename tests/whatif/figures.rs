@@ -100,7 +100,7 @@ struct Figures {
 impl Figures {
     fn add(&mut self, recorded: &Recorded) {
         let directory = tempfile::tempdir().unwrap();
-        let trace = recorded.record_inside(&directory);
+        let trace = recorded.record(&directory);
         let (predicted, beside) = predicted(&trace);
         self.differences.push(difference(&predicted, &report(&trace, &["--under", "glibc"])));
         self.beside.push(beside);
@@ -154,7 +154,7 @@ impl Figures {
         let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
         let list: Vec<String> = self.calibrations.iter().map(|(name, percent)| format!("{name} {percent:.1} %")).collect();
         format!(
-            "Recorded from inside (`record --in-process --trace`). Errors of {cells} figures of {programs} programs under {} settings: median {:.1} %, nine in ten below {:.1} %, largest {:.1} %; \
+            "Errors of {cells} figures of {programs} programs under {} settings: median {:.1} %, nine in ten below {:.1} %, largest {:.1} %; \
              {:.0} % are within 10 % or the truth's own noise. {} of them ({:.0} %) are outside their bracket (marked !). The setting that is \
              picked takes at most {:.1} % more on average than the best really run, within 3 % in {} of {programs}. Calibration: {}; within 2 % \
              in {}. {:.1} to {:.1} bytes an event; {:.1} to {:.1} million events a second in the first replay, with its start and its censuses \

@@ -67,7 +67,7 @@ impl Recorded {
     fn bash() -> Self {
         const WORK: &str = "for ((i = 0; i < 60000; i++)); do printf -v \"k[i % 20000]\" '%*d' $((20 + i * 7 % 2900)) $i; done; \
                             for ((i = 0; i < 20000; i++)); do ((i % 4)) && unset \"k[i]\"; done; \
-                            for ((i = 0; i < 20000; i++)); do m[i]=z$i; done; sleep 1.5";
+                            for ((i = 0; i < 20000; i++)); do m[i]=z$i; done; sleep 1.5; :";
         Self::new("bash", &["bash", "-c", WORK], &[])
     }
 
@@ -77,12 +77,10 @@ impl Recorded {
         Self::new("gawk", &["gawk", WORK], &[])
     }
 
-    fn php() -> Self {
-        const WORK: &str = "mt_srand(1); $a = []; for ($i = 0; $i < 200000; $i++) $a[$i % 30000] = str_repeat('p', mt_rand(20, 900)); \
-                            for ($i = 0; $i < 30000; $i++) if ($i % 4) unset($a[$i]); for ($i = 0; $i < 30000; $i++) $b[] = str_repeat('q', 60); \
-                            usleep(1500000);";
-        // Its own allocator takes its memory from the kernel.
-        Self::new("php", &["php", "-r", WORK], &[("USE_ZEND_ALLOC", "0")])
+    /// It reads the symbols of a large library, with threads of its own.
+    fn gdb() -> Self {
+        const LIBRARY: &str = "/usr/lib/jvm/default-java/lib/server/libjvm.so";
+        Self::new("gdb", &["gdb", "-nx", "-batch", "-ex", "info functions no_such_name", "-ex", "shell sleep 1.5", LIBRARY], &[])
     }
 
     /// One of the programs of the tests.
@@ -99,7 +97,7 @@ impl Recorded {
             Self::ruby(),
             Self::bash(),
             Self::gawk(),
-            Self::php(),
+            Self::gdb(),
             Self::threads(),
             Self::own("arenas", "whatif_arenas"),
             Self::own("pins", "whatif_pins"),
@@ -118,18 +116,9 @@ impl Recorded {
 
     /// Records it; the trace is in the directory.
     fn record(&self, directory: &TempDir) -> PathBuf {
-        self.recorded(directory, &[])
-    }
-
-    /// The same from inside the process, which slows it down less.
-    fn record_inside(&self, directory: &TempDir) -> PathBuf {
-        self.recorded(directory, &["--in-process"])
-    }
-
-    fn recorded(&self, directory: &TempDir, options: &[&str]) -> PathBuf {
         let trace = directory.path().join(format!("{}.fpt", self.name));
         let mut command = fragprof();
-        command.arg("record").args(options).arg("--trace").arg(&trace).arg("-o").arg(directory.path().join("profile.pb.gz"));
+        command.args(["record", "--trace"]).arg(&trace).arg("-o").arg(directory.path().join("profile.pb.gz"));
         command.arg("--").args(&self.command).envs(self.environment.iter().copied());
         let done = command.output().unwrap();
         assert!(done.status.success(), "{}: {}", self.name, String::from_utf8_lossy(&done.stderr));
