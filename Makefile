@@ -128,7 +128,7 @@ bench-unwind: deps ## measure the unwind tables of every file under /usr
 	$(CARGO) bench --bench unwind
 
 .PHONY: bench-whatif
-bench-whatif: test-deps ## compare predictions of whatif with programs really run so (PROGRAMS=perl,php: only those; 15 minutes); writes docs/whatif.md
+bench-whatif: test-deps ## compare predictions of whatif with programs really run so (PROGRAMS=perl,gdb: only those; 10 minutes); writes docs/whatif.md
 	FRAGPROF_BLESS=1 $(CARGO) test --release --test integration figures_of_predictions -- --ignored --nocapture
 
 .PHONY: bench-in-process

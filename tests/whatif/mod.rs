@@ -79,8 +79,10 @@ impl Recorded {
 
     /// It reads the symbols of a large library, with threads of its own.
     fn gdb() -> Self {
-        const LIBRARY: &str = "/usr/lib/jvm/default-java/lib/server/libjvm.so";
-        Self::new("gdb", &["gdb", "-nx", "-batch", "-ex", "info functions no_such_name", "-ex", "shell sleep 1.5", LIBRARY], &[])
+        let homes = std::fs::read_dir("/usr/lib/jvm").into_iter().flatten().flatten();
+        let library = homes.map(|home| home.path().join("lib/server/libjvm.so")).filter(|path| path.exists()).min();
+        let library = library.as_deref().and_then(Path::to_str).unwrap_or("/usr/bin/gdb");
+        Self::new("gdb", &["gdb", "-nx", "-batch", "-ex", "info functions no_such_name", "-ex", "shell sleep 1.5", library], &[])
     }
 
     /// One of the programs of the tests.
