@@ -139,18 +139,27 @@ fn kill_at_every_step(pid: u32, rounds: u32) -> u32 {
     killed
 }
 
-/// Kills the command after random times, of about as long as it takes. Returns how often it was killed before its end.
-fn kill_at_random(pid: u32, times: u32, seed: u64) -> u32 {
-    let begun = std::time::Instant::now();
-    trim(pid, &["--yes", "--max-stall", "10s"]);
-    let usual_us = begun.elapsed().as_micros() as u64;
+/// Kills the command after random times shorter than it usually takes, until that many were killed before their end: some end sooner, so up
+/// to three times as many are started. Returns how often it was killed before its end.
+fn kill_at_random(pid: u32, kills: u32, seed: u64) -> u32 {
+    let mut took_us = [0_u64; 9];
+    for took_us in &mut took_us {
+        let begun = std::time::Instant::now();
+        trim(pid, &["--yes", "--max-stall", "10s"]);
+        *took_us = begun.elapsed().as_micros() as u64;
+    }
+    took_us.sort_unstable();
+    let usual_us = took_us[took_us.len() / 2];
     let mut random = Random(seed);
     let mut killed = 0;
-    for _ in 0..times {
+    for _ in 0..3 * kills {
         let mut command = spawn(fragprof().args(["trim", &pid.to_string(), "--yes", "--json", "--max-stall", "10s"]));
-        std::thread::sleep(std::time::Duration::from_micros(usual_us / 4 + random.below(usual_us)));
+        std::thread::sleep(std::time::Duration::from_micros(usual_us / 4 + random.below(usual_us * 3 / 4)));
         let _ = command.kill();
         killed += u32::from(command.wait().unwrap().code().is_none());
+        if killed == kills {
+            break;
+        }
     }
     assert_free(pid);
     killed
