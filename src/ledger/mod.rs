@@ -220,6 +220,13 @@ impl Ledger {
         self.stacks.known(hash)
     }
 
+    /// Requested bytes and stack of the live block that starts at an address.
+    #[must_use]
+    pub fn live_block(&self, addr: Addr) -> Option<(u64, StackHash)> {
+        let block = self.outstanding.get(addr)?;
+        Some((block.size_bytes, self.stacks.hash_of(block.stack)?))
+    }
+
     /// Removes the blocks of ranges that were unmapped.
     pub fn settle(&mut self) {
         if self.unmapped.is_empty() {

@@ -196,6 +196,10 @@ impl Stacks {
         self.ids.get(&hash.0).map(|&id| StackId(id))
     }
 
+    pub(super) fn hash_of(&self, id: StackId) -> Option<StackHash> {
+        self.cold.get(id.0 as usize).map(|cold| StackHash(cold.hash))
+    }
+
     fn lookup(&mut self, hash: StackHash) -> StackId {
         if hash.0 == 0 {
             return NO_STACK;

@@ -17,12 +17,10 @@ use crate::bpf::{Play, PlayOp};
 use crate::census::LayoutCache;
 use crate::trace::event::{Op, Request};
 use crate::trace::read::Item;
-use crate::trace::{Event, Reader, TICK_NS, TraceError};
+use crate::trace::{Event, LARGE_BYTES, Reader, TICK_NS, TraceError};
 
 /// Samples of a replay.
 const SAMPLES: u64 = 1000;
-/// Blocks of at least this size need not be touched as a whole.
-const LARGE_BYTES: u64 = 16 << 10;
 /// The stack of blocks from before the recording.
 const SEED_STACK: u32 = u32::MAX;
 /// Threads' pending reallocs and new blocks above the survey's count.
@@ -39,8 +37,6 @@ pub struct Scenario {
     pub without_holes: bool,
     /// Times at which a census is taken, in nanoseconds on the clock of the events, ascending.
     pub census_at_ns: Vec<u64>,
-    /// By stack, the share of its large blocks that was touched; 1 where nothing is known.
-    pub touched: HashMap<u32, f64>,
     /// Of the times of censuses, the one at which pinned bytes are charged to the stacks of the blocks that pin them.
     pub by_stack_at_ns: Option<u64>,
     /// Whether the census at that time is kept as a whole.
@@ -124,6 +120,8 @@ pub(super) struct Placed {
 struct Driver<'a> {
     player: Player,
     scenario: &'a Scenario,
+    /// By stack, the share of its large blocks that the recorded program touched.
+    touched: HashMap<u32, f64>,
     blocks: Table<Placed>,
     places: Places,
     threads: HashMap<u32, u32>,
@@ -189,6 +187,7 @@ pub fn replay(
     let mut driver = Driver {
         player,
         scenario,
+        touched: survey.touched(),
         blocks: Table::default(),
         places: Places::new(0, blocks_max),
         threads: HashMap::new(),
@@ -375,7 +374,7 @@ impl Driver<'_> {
             None if request.is_zeroed => PlayOp::Zeroed,
             None => PlayOp::Alloc,
         };
-        let touch_to = touched_bytes(bytes, self.scenario.touched.get(&request.stack).copied());
+        let touch_to = touched_bytes(bytes, self.touched.get(&request.stack).copied());
         let ticks = self.ticks(event.time_ns);
         let alignment_bits = request.alignment_bits;
         self.player.push(Play { bytes, touch_from: old_bytes, touch_to, block: place, thread, ticks, alignment_bits, ..nothing(op) })?;

@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn calibration_compares_the_same_moments_and_the_heap_without_the_rest_of_the_process() {
         let ladder = |resident_bytes| Ladder { extent_bytes: 300, resident_bytes, live_bytes: Some(100), ..Ladder::default() };
-        let account = Account { time_ns: 10, took_ns: 0, heap: ladder(200).map(Some) };
+        let account = Account { time_ns: 10, took_ns: 0, heap: ladder(200).map(Some), large: Vec::new() };
         // 50 bytes of the recorded process are not its heap's.
         let usage = Usage { samples: vec![(0, 250), (10, 250), (20, 250)] };
         let survey = Survey { accounts: vec![account, Account { time_ns: 99, ..Account::default() }], usage, ..Survey::default() };

@@ -61,7 +61,11 @@ fn by_stack(memory: &LiveMemory, taken: &Taken, table_at: u64, blocks: &Table<Pl
     Some(all)
 }
 
-/// Resident bytes that the allocator took while it was loaded: anonymous memory that is neither a stack nor the end of a file's data.
+/// Zeroed data of a library from this size on is an allocator's tables: the player has no other library but libc, whose is smaller.
+const TABLES_BYTES: u64 = 1 << 20;
+
+/// Resident bytes that the allocator took while it was loaded: anonymous memory that is neither a stack nor the end of a file's data, unless
+/// that is an allocator's tables.
 pub(super) fn heap_at_start(pid: u32) -> Option<u64> {
     let memory = LiveMemory::open(Process::open(Pid(pid)).ok()?).ok()?;
     let mappings = memory.resident_mappings().ok()?;
@@ -69,7 +73,8 @@ pub(super) fn heap_at_start(pid: u32) -> Option<u64> {
     let mut bytes = 0;
     for one in &mappings {
         let is_file = matches!(one.mapping.backing, Backing::File { .. });
-        let is_bss = one.mapping.backing == Backing::Anonymous && file_end == Some(one.mapping.start);
+        let follows_file = one.mapping.backing == Backing::Anonymous && file_end == Some(one.mapping.start);
+        let is_bss = follows_file && one.mapping.end.0 - one.mapping.start.0 < TABLES_BYTES;
         let is_named = matches!(&one.mapping.backing, Backing::Named(name) if name.starts_with("[stack") || name.starts_with("[v"));
         if !is_file && !is_bss && !is_named {
             bytes += one.resident_bytes;

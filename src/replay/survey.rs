@@ -6,7 +6,7 @@ use std::io::Read;
 use super::load::Load;
 use crate::trace::event::Op;
 use crate::trace::read::Item;
-use crate::trace::{Account, End, Event, Header, Names, Reader, Seed, SeedChunk, SeedRegion, TraceError, Usage};
+use crate::trace::{Account, End, Event, Header, LargeBlocks, Names, Reader, Seed, SeedChunk, SeedRegion, TraceError, Usage};
 
 /// Live blocks at a time at most: a replay's tables have 32 bytes for each.
 const BLOCKS_MAX: u64 = 1 << 28;
@@ -16,6 +16,8 @@ const STEADY_SHARE: f64 = 0.02;
 const STEADY_AROUND_NS: u64 = 5_000_000;
 /// Chunks of the heap from before the recording at most, 32 bytes each.
 const SEED_CHUNKS_MAX: u64 = 1 << 25;
+/// Stacks with large blocks at most.
+const LARGE_STACKS_MAX: usize = 1 << 16;
 /// Accounts that are kept at most; a recording writes some dozens.
 const ACCOUNTS_MAX: usize = 4096;
 
@@ -28,6 +30,8 @@ pub struct Survey {
     pub end: Option<End>,
     /// Accounts of the heap, by time.
     pub accounts: Vec<Account>,
+    /// Large live blocks of all accounts together, by stack.
+    pub large: HashMap<u32, LargeBlocks>,
     /// Anonymous memory over time.
     pub usage: Usage,
     /// Frames of the stacks.
@@ -110,8 +114,7 @@ impl Survey {
         while let Some(item) = reader.next_item()? {
             match item {
                 Item::Event(event) => all.add(event, &mut now),
-                Item::Account(account) if all.accounts.len() < ACCOUNTS_MAX => all.accounts.push(account),
-                Item::Account(_) => {}
+                Item::Account(account) => all.add_account(account),
                 Item::Usage(usage) => all.usage = usage,
                 Item::Names(names) => all.names = names,
                 Item::Seed(regions) => all.add_seed(regions),
@@ -132,6 +135,28 @@ impl Survey {
         all.usage.samples.retain(|sample| (began..=ended).contains(&sample.0));
         all.usage.samples.sort_unstable();
         Ok(all)
+    }
+
+    fn add_account(&mut self, mut account: Account) {
+        if self.accounts.len() == ACCOUNTS_MAX {
+            return;
+        }
+        for one in std::mem::take(&mut account.large) {
+            if self.large.len() < LARGE_STACKS_MAX || self.large.contains_key(&one.stack) {
+                let sum = self.large.entry(one.stack).or_default();
+                sum.bytes = sum.bytes.saturating_add(one.bytes);
+                sum.resident_bytes = sum.resident_bytes.saturating_add(one.resident_bytes.min(one.bytes));
+            }
+        }
+        self.accounts.push(account);
+    }
+
+    /// By stack, the share of its large blocks that the recorded program had touched when a census was taken. Stacks without such blocks are
+    /// not there.
+    #[must_use]
+    pub fn touched(&self) -> HashMap<u32, f64> {
+        let known = self.large.iter().filter(|(_, sum)| sum.bytes > 0);
+        known.map(|(&stack, sum)| (stack, sum.resident_bytes as f64 / sum.bytes as f64)).collect()
     }
 
     /// Keeps a part of the seed, unless there is too much of it: then the trace is refused.
@@ -246,6 +271,17 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_share_of_a_stacks_large_blocks_that_was_touched_is_over_all_accounts_and_never_above_one() {
+        let mut survey = Survey::default();
+        let of = |stack, bytes, resident_bytes| LargeBlocks { stack, bytes, resident_bytes };
+        for large in [vec![of(7, 100, 50), of(8, 0, 0)], vec![of(7, 300, 50), of(9, u64::MAX, u64::MAX)], vec![of(9, 10, 20)]] {
+            survey.add_account(Account { large, ..Account::default() });
+        }
+        let touched = survey.touched();
+        assert_eq!((touched.len(), touched[&7], touched[&9]), (2, 0.25, 1.0));
+    }
 
     #[test]
     fn a_free_chunk_is_made_in_pieces_whose_chunks_fill_it() {

@@ -17,8 +17,9 @@ use crate::process::Process;
 use crate::process::handle::read_bounded;
 use crate::profile::{FrameId, HeapSummary, Profile};
 use crate::session::tier::exact::Watched;
+use crate::session::walks::large::Touched;
 use crate::trace::event::Op;
-use crate::trace::{Account, End, Header, Names, Seed, Usage, Writer};
+use crate::trace::{Account, End, Header, LargeBlocks, Names, Seed, Usage, Writer};
 use crate::units::{HumanBytes, StackHash, StackId, grouped};
 
 /// Names of environment variables that configure allocators begin with one of these.
@@ -253,13 +254,21 @@ impl Trace {
         }
     }
 
-    /// The heap at a moment of the recording.
-    pub(in crate::session) fn account(&self, (began_ns, ended_ns): (u64, u64), heap: &HeapSummary) {
+    /// The heap at a moment of the recording, with its large live blocks by stack.
+    pub(in crate::session) fn account(&self, (began_ns, ended_ns): (u64, u64), heap: &HeapSummary, large: &HashMap<StackHash, Touched>) {
         let (time_ns, took_ns) = (began_ns.midpoint(ended_ns), ended_ns.saturating_sub(began_ns));
         let mut state = self.lock();
         if state.accounts < ACCOUNTS_MAX {
             state.accounts += 1;
-            state.write(|writer| writer.account(&Account { time_ns, took_ns, heap: *heap }));
+            state.write(|writer| {
+                let of_stack = |(hash, touched): (&StackHash, &Touched)| {
+                    let Touched { bytes, resident_bytes } = *touched;
+                    Some(LargeBlocks { stack: writer.stack_number(hash.0)?, bytes, resident_bytes })
+                };
+                let mut large: Vec<LargeBlocks> = large.iter().filter_map(of_stack).collect();
+                large.sort_unstable_by_key(|one| one.stack);
+                writer.account(&Account { time_ns, took_ns, heap: *heap, large })
+            });
         }
     }
 
@@ -303,7 +312,7 @@ impl Trace {
     ) -> Option<Result<Traced, String>> {
         if let Some(heap) = heap {
             let now_ns = crate::session::monotonic_ns();
-            self.account((now_ns, now_ns), heap);
+            self.account((now_ns, now_ns), heap, &HashMap::new());
         }
         self.seed(u64::MAX);
         self.found_nothing_before("the recording ended before the census of its start");

@@ -131,6 +131,24 @@ pub struct Account {
     /// Its ladder.
     #[serde(flatten)]
     pub heap: Ladder<Option<u64>>,
+    /// Its large live blocks, by stack.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub large: Vec<LargeBlocks>,
+}
+
+/// Blocks of at least this many bytes need not be touched as a whole.
+pub const LARGE_BYTES: u64 = 16 << 10;
+
+/// Live blocks of one stack of at least [`LARGE_BYTES`], and how much of them the program has touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LargeBlocks {
+    /// Number of the stack.
+    pub stack: u32,
+    /// Bytes requested.
+    pub bytes: u64,
+    /// Of them, resident: on pages that were touched, perhaps by an earlier owner. Pages shared with neighbours count if all others do.
+    pub resident_bytes: u64,
 }
 
 /// Anonymous memory of the process over time, as the kernel counts it: the heap's, and some that is not the heap's.

@@ -282,6 +282,12 @@ impl<W: Write> Writer<W> {
         self.ended(time_ns);
     }
 
+    /// The number of a stack that an event had.
+    #[must_use]
+    pub fn stack_number(&self, hash: u64) -> Option<u32> {
+        self.stacks.get(&hash).copied()
+    }
+
     /// The hashes of the stacks so far, in the order of their numbers.
     #[must_use]
     pub fn stacks(&self) -> Vec<u64> {

@@ -104,11 +104,12 @@ json.loads(json.dumps({str(i): [i] * 5 for i in range(3000)}))
 for i in range(2000):
     libc.malloc(3000)
     libc.realloc(None, 4000)
-chain = None
-for i in range(100):
-    block = libc.calloc(1, 6000)
-    ctypes.c_void_p.from_address(block).value = chain
-    chain = block
+for i in range(10):
+    chain = None
+    for i in range(10):
+        block = libc.calloc(1, 6000)
+        ctypes.c_void_p.from_address(block).value = chain
+        chain = block
 chain = block = None
 libc.memset(ctypes.create_string_buffer(1 << 16), 0, 1 << 16)
 json.loads(json.dumps({str(i): [i] * 5 for i in range(9000)}))
@@ -139,11 +140,11 @@ os._exit(0)
     for (requested, lost) in [(3000, 2000), (4000, 2000), (6000, 100)] {
         let of = |blocks: &BTreeMap<u64, u64>| blocks.get(&usable_bytes(requested)).copied().unwrap_or(0);
         let (here, there) = (of(&ours), of(&theirs));
-        // The last few blocks may still be pointed to by the interpreter's registers and stack.
-        assert!(there <= lost && there * 100 >= lost * 98, "{there} of {lost} blocks of {requested} bytes by memcheck");
-        // One old pointer to the first block of the chain hides all of them.
-        let least = if lost == 100 { 0 } else { there * 9 / 10 };
-        assert!((least..=there).contains(&here), "{here} of {there} blocks of {requested} bytes");
+        // The interpreter's registers, stack and old words may still point to some, by either's account; such a pointer to the first block
+        // of a chain hides ten.
+        let (least_there, least_here) = if lost == 100 { (lost / 2, 0) } else { (lost * 98 / 100, lost * 88 / 100) };
+        assert!((least_there..=lost).contains(&there), "{there} of {lost} blocks of {requested} bytes by memcheck");
+        assert!((least_here..=lost).contains(&here), "{here} of {lost} blocks of {requested} bytes");
     }
     let elsewhere: Vec<_> = ours.iter().filter(|(bytes, _)| ![3000, 4000, 6000].map(usable_bytes).contains(bytes)).collect();
     assert!(elsewhere.iter().all(|(bytes, blocks)| theirs.get(*bytes).is_some_and(|lost| lost >= *blocks)), "{elsewhere:?}");

@@ -211,6 +211,29 @@ fn check_keys(report: &Value, name: &str) {
     assert!(report["enough"]["why"].as_str().unwrap().contains("whole run"), "{name}: {}", report["enough"]);
 }
 
+/// Blocks of 100 KiB, of which an interpreter writes to a fifth.
+#[test]
+fn large_blocks_are_touched_as_far_as_the_recorded_program_touched_them() {
+    if bpf().is_none() {
+        return;
+    }
+    const WORK: &str = "import ctypes, time; libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p\n\
+                        kept = [libc.malloc(100_000) for _ in range(400)]\nfor block in kept: ctypes.memset(block, 1, 20_000)\ntime.sleep(2)";
+    let recorded = Recorded::new("python", &["python3", "-c", WORK], &[("PYTHONMALLOC", "malloc")]);
+    let directory = tempfile::tempdir().unwrap();
+    let trace = recorded.record(&directory);
+    let report = report(&trace, &["--under", "jemalloc"]);
+    println!("{}", report["calibration"]);
+    let preload: [(&str, &[(&str, &str)]); 2] = [("today (glibc)", &[]), ("jemalloc", &[("LD_PRELOAD", "libjemalloc.so.2")])];
+    for (setting, environment) in preload {
+        let truth = Measured::of(recorded.command().envs(environment.iter().copied()));
+        let predicted = of(&report, setting);
+        let error = figure(predicted, "end_bytes") / truth.end_bytes as f64 - 1.0;
+        // As a whole they are 38 MiB of some 12.
+        assert!(error.abs() < 0.1, "{setting}: {predicted} for {truth:?}");
+    }
+}
+
 #[test]
 fn predictions_are_what_the_programs_take_when_they_are_run_so() {
     if bpf().is_none() {

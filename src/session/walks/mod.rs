@@ -1,5 +1,6 @@
 //! Requests censuses during a recording, and applies their results.
 
+pub(in crate::session) mod large;
 pub(in crate::session) mod moments;
 mod seed;
 pub(in crate::session) mod walker;
@@ -93,8 +94,11 @@ impl Walking<'_> {
             }
             Purpose::During => {
                 let heap = walked.taken.as_ref().map(heap::summary);
-                if let (Some(trace), Some(heap)) = (trace, &heap) {
-                    trace.account((walked.began_ns, walked.ended_ns), heap);
+                if let (Some(trace), Some(heap), Some(taken)) = (trace, &heap, &walked.taken) {
+                    let large = large::touched(taken, target.process.pid(), |addr| {
+                        lock(self.shard).watched.get(&target.slot.index)?.ledger.live_block(addr)
+                    });
+                    trace.account((walked.began_ns, walked.ended_ns), heap, &large);
                 }
                 let moment = heap.map(|heap| HeapMoment { after_ms, heap, ..HeapMoment::default() });
                 tracing::debug!("took a census of process {} after {after_ms} ms", target.process.pid());
