@@ -88,9 +88,11 @@ pub(super) fn of(profile: &Profile, trace: &Path, (top, callers): (usize, usize)
 /// The numbers of a trace's stacks by their functions.
 fn by_functions(names: &Names) -> HashMap<Vec<&str>, Vec<u32>> {
     let mut numbers: HashMap<Vec<&str>, Vec<u32>> = HashMap::new();
-    for (number, stack) in names.stacks.iter().enumerate().filter(|(_, stack)| !stack.is_empty()) {
-        let functions = stack.iter().map(|&function| names.functions.get(function as usize).map_or("", String::as_str)).collect();
-        numbers.entry(functions).or_default().push(number as u32);
+    for stack in 0..names.stacks() {
+        let functions: Vec<&str> = names.functions_of(stack).collect();
+        if !functions.is_empty() {
+            numbers.entry(functions).or_default().push(stack);
+        }
     }
     numbers
 }
@@ -121,14 +123,19 @@ impl SavedWithout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trace::NamesWriter;
 
     #[test]
     fn stacks_of_a_trace_are_found_by_their_functions() {
-        let functions = ["malloc", "load", "main"].map(str::to_owned).to_vec();
-        let names = Names { functions, stacks: vec![vec![0, 1, 2], vec![], vec![0, 1, 2], vec![0, 9]] };
+        let mut names = NamesWriter::default();
+        let [malloc, load, main] = ["malloc", "load", "main"].map(|name| names.function(name.to_owned()));
+        for stack in [&[malloc, load, main][..], &[], &[malloc, load, main], &[malloc, 9]] {
+            names.stack(stack);
+        }
+        let names = names.finish();
         let numbers = by_functions(&names);
         assert_eq!(numbers.get(&vec!["malloc", "load", "main"]), Some(&vec![0, 2]));
-        assert_eq!(numbers.get(&vec!["malloc", ""]), Some(&vec![3]));
+        assert_eq!(numbers.get(&vec!["malloc", "?"]), Some(&vec![3]));
         assert_eq!(numbers.len(), 2);
     }
 

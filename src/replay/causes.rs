@@ -58,8 +58,8 @@ impl Saved {
 #[must_use]
 pub fn matching(names: &Names, text: &str) -> HashSet<u32> {
     let matches: Vec<bool> = names.functions.iter().map(|function| function.contains(text)).collect();
-    let has = |stack: &Vec<u32>| stack.iter().any(|&function| matches.get(function as usize).copied().unwrap_or(false));
-    names.stacks.iter().enumerate().filter(|(_, stack)| has(stack)).map(|(number, _)| number as u32).collect()
+    let has = |&stack: &u32| names.indices_of(stack).any(|function| matches.get(function as usize).copied().unwrap_or(false));
+    (0..names.stacks()).filter(has).collect()
 }
 
 /// The groups of stacks that pin the most: stacks with the same innermost functions are one group.
@@ -75,17 +75,14 @@ pub fn top(names: &Names, pinned: &[(u32, u64)]) -> Vec<(String, HashSet<u32>)> 
     let mut groups: Vec<(String, (u64, HashSet<u32>))> = groups.into_iter().collect();
     groups.sort_by(|a, b| b.1.0.cmp(&a.1.0).then_with(|| a.0.cmp(&b.0)));
     // All stacks of these functions, also those that pin nothing.
-    let all = |text: &String| {
-        (0..names.stacks.len() as u32).filter(|&stack| words(names, stack).as_ref() == Some(text)).collect::<HashSet<u32>>()
-    };
+    let all = |text: &String| (0..names.stacks()).filter(|&stack| words(names, stack).as_ref() == Some(text)).collect::<HashSet<u32>>();
     groups.into_iter().take(STACKS).map(|(text, _)| (text.clone(), all(&text))).collect()
 }
 
 /// The innermost functions of a stack; `None` if it has no names.
 fn words(names: &Names, stack: u32) -> Option<String> {
-    let frames = names.stacks.get(stack as usize).filter(|frames| !frames.is_empty())?;
-    let function = |&frame: &u32| names.functions.get(frame as usize).map_or("?", String::as_str);
-    Some(frames.iter().take(FRAMES_SHOWN).map(function).collect::<Vec<_>>().join(" ← "))
+    let functions: Vec<&str> = names.functions_of(stack).take(FRAMES_SHOWN).collect();
+    (!functions.is_empty()).then(|| functions.join(" ← "))
 }
 
 /// The pinned bytes of a group.
@@ -98,11 +95,16 @@ pub fn pinned_bytes(pinned: &[(u32, u64)], stacks: &HashSet<u32>) -> Option<u64>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trace::NamesWriter;
 
     fn names() -> Names {
-        let functions = ["malloc", "load", "main", "serve"].map(str::to_owned).to_vec();
+        let mut names = NamesWriter::default();
+        let [malloc, load, main, serve] = ["malloc", "load", "main", "serve"].map(|name| names.function(name.to_owned()));
         // Stack 3 has no names.
-        Names { functions, stacks: vec![vec![0, 1, 2], vec![0, 3, 2], vec![0, 1, 2], vec![], vec![9]] }
+        for stack in [&[malloc, load, main][..], &[malloc, serve, main], &[malloc, load, main], &[], &[9]] {
+            names.stack(stack);
+        }
+        names.finish()
     }
 
     #[test]

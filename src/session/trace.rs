@@ -19,7 +19,7 @@ use crate::profile::{FrameId, HeapSummary, Profile};
 use crate::session::tier::exact::Watched;
 use crate::session::walks::large::Touched;
 use crate::trace::event::Op;
-use crate::trace::{Account, End, Header, LargeBlocks, Names, Seed, Usage, Writer};
+use crate::trace::{Account, End, Header, LargeBlocks, Names, NamesWriter, Seed, Usage, Writer};
 use crate::units::{HumanBytes, StackHash, StackId, grouped};
 
 /// Names of environment variables that configure allocators begin with one of these.
@@ -284,20 +284,16 @@ impl Trace {
     pub(in crate::session) fn names(&self, profile: &Profile, watched: &Watched, stacks: &HashMap<StackId, Arc<[FrameId]>>) -> Names {
         let hashes = self.lock().writer.as_ref().map(Writer::stacks).unwrap_or_default();
         let mut numbers: HashMap<FrameId, u32> = HashMap::new();
-        let mut names = Names::default();
+        let mut names = NamesWriter::default();
         for hash in hashes {
             let id = (hash != NO_STACK).then(|| watched.ledger.known_stack(StackHash(hash))).flatten();
             let frames = id.and_then(|id| stacks.get(&id)).map(|frames| &frames[..]).unwrap_or_default();
-            let mut number = |frame: &FrameId| {
-                *numbers.entry(*frame).or_insert_with(|| {
-                    names.functions.push(profile.frame(*frame).function.to_string());
-                    names.functions.len() as u32 - 1
-                })
-            };
-            let numbered = frames.iter().map(&mut number).collect();
-            names.stacks.push(numbered);
+            let mut number =
+                |frame: &FrameId| *numbers.entry(*frame).or_insert_with(|| names.function(profile.frame(*frame).function.to_string()));
+            let functions: Vec<u32> = frames.iter().map(&mut number).collect();
+            names.stack(&functions);
         }
-        names
+        names.finish()
     }
 
     /// Ends the trace. `None`: no process was traced. `heap`: by the census at the end, if there was one.

@@ -15,6 +15,7 @@
 pub mod codec;
 pub mod convert;
 pub mod event;
+pub mod names;
 pub mod read;
 pub mod seed;
 pub mod write;
@@ -25,6 +26,7 @@ use thiserror::Error;
 use crate::heap::ladder::Ladder;
 
 pub use event::{Event, How, Request};
+pub use names::{Names, NamesWriter};
 pub use read::Reader;
 pub use seed::{SEED_CHUNKS, Seed, SeedChunk, SeedRegion};
 pub use write::Writer;
@@ -32,7 +34,7 @@ pub use write::Writer;
 /// The first bytes of a trace.
 pub const MAGIC: [u8; 7] = *b"FPTRACE";
 /// The version of the format, the byte after the magic. Readers refuse others.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Resolution of times, in nanoseconds.
 pub const TICK_NS: u64 = 10_000;
 /// Contents of a chunk of events, before compression. A little more is possible: an event is not divided.
@@ -157,16 +159,6 @@ pub struct LargeBlocks {
 pub struct Usage {
     /// Times on the clock of the events in nanoseconds, each with bytes.
     pub samples: Vec<(u64, u64)>,
-}
-
-/// Frames of the stacks, by their numbers.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Names {
-    /// Names of functions.
-    pub functions: Vec<String>,
-    /// By stack number: its functions as indices, the innermost first. Stacks beyond the list have no names.
-    pub stacks: Vec<Vec<u32>>,
 }
 
 /// What the trace contains altogether.

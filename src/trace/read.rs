@@ -197,6 +197,7 @@ mod tests {
     use super::super::event::{Op, Request};
     use super::super::{How, TICK_NS, Writer};
     use super::*;
+    use crate::trace::NamesWriter;
 
     /// What a program does, without regard to whether it makes sense: blocks by a small number.
     #[derive(Debug, Clone, Copy)]
@@ -293,7 +294,10 @@ mod tests {
                 Step::Lost(_) => now -= later,
             }
         }
-        let names = Names { functions: vec!["main".into()], stacks: vec![vec![0]] };
+        let mut names = NamesWriter::default();
+        let main = names.function("main".into());
+        names.stack(&[main]);
+        let names = names.finish();
         writer.account(&Account { time_ns: now, ..Account::default() }).unwrap();
         let (end, _) = writer.finish(&names, &[]).unwrap();
         assert_eq!(end.events as usize, events.len());

@@ -67,10 +67,7 @@ impl Replayed {
 
     /// Alignments, and whether they are to be zeros, of the blocks of a function of the program.
     fn how(&self, site: &str) -> BTreeSet<(u8, bool)> {
-        let is_of = |request: &&Request| {
-            let frames = self.names.stacks.get(request.stack as usize).into_iter().flatten();
-            frames.into_iter().any(|&frame| self.names.functions[frame as usize] == site)
-        };
+        let is_of = |request: &&Request| self.names.functions_of(request.stack).any(|function| function == site);
         self.requests.iter().filter(is_of).map(|request| (request.alignment_bits, request.is_zeroed)).collect()
     }
 
@@ -78,10 +75,9 @@ impl Replayed {
     fn sites(&self) -> HashMap<String, (u64, u64, u64, u64)> {
         let mut sites: HashMap<String, (u64, u64, u64, u64)> = HashMap::new();
         for (request, is_live) in self.requests.iter().zip(&self.is_live) {
-            let frames = self.names.stacks.get(request.stack as usize).into_iter().flatten();
-            let site = frames.map(|&frame| &self.names.functions[frame as usize]).find(|function| function.starts_with("site_"));
+            let site = self.names.functions_of(request.stack).find(|function| function.starts_with("site_"));
             let Some(site) = site else { continue };
-            let sums = sites.entry(site.clone()).or_default();
+            let sums = sites.entry(site.to_owned()).or_default();
             *sums =
                 (sums.0 + 1, sums.1 + request.size_bytes, sums.2 + u64::from(*is_live), sums.3 + u64::from(*is_live) * request.size_bytes);
         }

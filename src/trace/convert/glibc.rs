@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 
 use super::lines::{Lines, hex};
-use super::{ConvertError, Converted, Header, How, Input, NAME_BYTES_MAX, Names, Options, Output, WHOLE_BYTES_MAX};
+use super::{ConvertError, Converted, Header, How, Input, NAME_BYTES_MAX, Names, NamesWriter, Options, Output, WHOLE_BYTES_MAX};
 use crate::trace::{NO_THREADS, NO_TIMES, TICK_NS};
 
 const RECORD_BYTES: usize = 64;
@@ -123,7 +123,7 @@ pub(super) fn records<W: Write, R: Read>(mut input: Input<R>, out: W, options: &
     for (addr, (thread, size, how)) in inverted {
         output.alloc((thread, clock.next_ns()), addr, 0, size, how)?;
     }
-    output.finish(&Names { functions: Vec::new(), stacks: vec![Vec::new()] }, &[ALLOCATOR.to_owned()], Some(clock.0))
+    output.finish(&Names::default(), &[ALLOCATOR.to_owned()], Some(clock.0))
 }
 
 /// Codes of a workload.
@@ -237,7 +237,7 @@ pub(super) fn workload<W: Write, R: Read>(input: Input<R>, out: W, options: &Opt
             return Err(ConvertError::Invalid("the workload's threads wait for each other for ever"));
         }
     }
-    output.finish(&Names { functions: Vec::new(), stacks: vec![Vec::new()] }, &[ALLOCATOR.to_owned()], Some(clock.0))
+    output.finish(&Names::default(), &[ALLOCATOR.to_owned()], Some(clock.0))
 }
 
 /// The points that were reached.
@@ -380,20 +380,21 @@ fn call_bytes(line: &[u8]) -> usize {
 
 /// Each caller is a stack of one function: `./shop:(load+0x1c)[0x401136]` is `load`, and without a symbol the whole text.
 fn names(stacks: &[u64], callers: &[Vec<u8>]) -> Names {
-    let (mut names, mut bytes) = (Names::default(), 0);
+    let (mut names, mut bytes) = (NamesWriter::default(), 0);
     for &stack in stacks {
         let caller = callers.get(stack as usize).map(Vec::as_slice).unwrap_or_default();
         let caller = String::from_utf8_lossy(caller.trim_ascii());
         let symbol = caller.split_once(":(").and_then(|(_, rest)| rest.split(['+', ')']).next()).filter(|symbol| !symbol.is_empty());
         let name = symbol.unwrap_or(&caller);
         bytes += name.len();
-        let is_named = !name.is_empty() && bytes < NAME_BYTES_MAX;
-        if is_named {
-            names.functions.push(name.to_owned());
+        if !name.is_empty() && bytes < NAME_BYTES_MAX {
+            let function = names.function(name.to_owned());
+            names.stack(&[function]);
+        } else {
+            names.stack(&[]);
         }
-        names.stacks.push(if is_named { vec![names.functions.len() as u32 - 1] } else { Vec::new() });
     }
-    names
+    names.finish()
 }
 
 #[cfg(test)]
@@ -509,7 +510,8 @@ mod tests {
         assert_eq!(ops.len(), 6, "{ops:?}");
         assert_eq!((ops[3], ops[5]), (Op::ReallocFree { block: 0 }, Op::Free { block: 1 }));
         assert_eq!(names.functions, ["load", "./my shop:[0x99]", "load"]);
-        assert_eq!(names.stacks, [vec![0], vec![1], vec![], vec![2]]);
+        let stacks: Vec<Vec<u32>> = (0..names.stacks()).map(|stack| names.indices_of(stack).collect()).collect();
+        assert_eq!(stacks, [vec![0], vec![1], vec![], vec![2]]);
         assert_eq!((done.skipped, done.end.has_exited), (1, false));
     }
 }

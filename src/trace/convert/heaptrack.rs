@@ -13,7 +13,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
 use super::lines::{Lines, hex};
-use super::{ConvertError, Converted, ENTRIES_MAX, Header, How, Input, NAME_BYTES_MAX, NAMED_FRAMES_MAX, Names, Options, Output};
+use super::{
+    ConvertError, Converted, ENTRIES_MAX, Header, How, Input, NAME_BYTES_MAX, NAMED_FRAMES_MAX, Names, NamesWriter, Options, Output,
+};
 use crate::trace::NO_THREADS;
 
 /// Versions of the format that are read.
@@ -254,7 +256,7 @@ impl Parser {
 
     /// Names of the functions of some stacks, by the numbers of their traces.
     fn names(&self, traces: &[u64]) -> Names {
-        let mut names = Names::default();
+        let mut names = NamesWriter::default();
         let mut numbers: HashMap<String, u32> = HashMap::new();
         let (mut frames, mut bytes) = (0, 0);
         for &number in traces {
@@ -268,17 +270,16 @@ impl Parser {
                 for function in self.functions(trace.ip) {
                     let number = *numbers.entry(function).or_insert_with_key(|function| {
                         bytes += function.len();
-                        names.functions.push(function.clone());
-                        names.functions.len() as u32 - 1
+                        names.function(function.clone())
                     });
                     functions.push(number);
                     frames += 1;
                 }
                 at = trace.parent as usize;
             }
-            names.stacks.push(functions);
+            names.stack(&functions);
         }
-        names
+        names.finish()
     }
 
     /// The functions at an instruction pointer, innermost first; of a raw file the module and the offset in it.
@@ -326,7 +327,7 @@ mod tests {
         assert_eq!((done.skipped, done.end.duration_ns, done.end.has_exited), (1, 10 * ms, true));
         assert_eq!(done.end.allocators, ["jemalloc in /lib/libjemalloc.so.2"]);
         // load is inlined into main, which main calls.
-        assert_eq!((names.functions, names.stacks), (vec!["load".to_owned(), "main".to_owned()], vec![vec![0, 1, 1]]));
+        assert_eq!((names.stacks(), names.functions_of(0).collect::<Vec<_>>()), (1, vec!["load", "main", "main"]));
     }
 
     #[test]

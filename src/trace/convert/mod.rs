@@ -19,7 +19,7 @@ use std::io::{self, BufReader, Chain, Cursor, Read, Write};
 
 use thiserror::Error;
 
-use super::{End, Header, How, Names, Writer};
+use super::{End, Header, How, Names, NamesWriter, Writer};
 
 /// Live blocks at a time, and stacks, strings or callers, at most: some GiB in memory.
 const ENTRIES_MAX: usize = 1 << 25;
