@@ -16,10 +16,34 @@ const UNKNOWN: &str = "?";
 pub struct Names {
     /// Names of functions.
     pub functions: Vec<String>,
-    /// Frames: the number of the frame that called it plus one, 0 = none is known, and its function. A caller comes before what it calls.
-    frames: Vec<(u32, u32)>,
+    /// By frame, how far before it in this list the frame is that called it; 0 = none is known. Nearly all are 1, which hardly takes space.
+    callers: Vec<u32>,
+    /// By frame, the index of its function.
+    frames: Vec<u32>,
     /// By stack number, its innermost frame plus one; 0 = it has no names. Stacks beyond the list have none either.
+    #[serde(with = "differences")]
     stacks: Vec<u32>,
+}
+
+/// Numbers as the differences between them: small ones, if stacks that were met one after the other have frames that were.
+mod differences {
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    #[allow(clippy::ptr_arg)] // serde's signature
+    pub fn serialize<S: Serializer>(numbers: &Vec<u32>, serializer: S) -> Result<S::Ok, S::Error> {
+        let before = std::iter::once(0).chain(numbers.iter().copied());
+        serializer.collect_seq(numbers.iter().zip(before).map(|(&number, before)| i64::from(number) - i64::from(before)))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
+        let mut number = 0u32;
+        let differences = Vec::<i64>::deserialize(deserializer)?;
+        let add = |difference: i64| {
+            number = u32::try_from(i64::from(number).saturating_add(difference)).unwrap_or(0);
+            number
+        };
+        Ok(differences.into_iter().map(add).collect())
+    }
 }
 
 impl Names {
@@ -34,10 +58,9 @@ impl Names {
         let mut at = self.stacks.get(stack as usize).copied().unwrap_or(0);
         let frames = std::iter::from_fn(move || {
             let frame = at.checked_sub(1)?;
-            let &(caller, function) = self.frames.get(frame as usize)?;
-            // A damaged trace may go round in circles.
-            at = if caller <= frame { caller } else { 0 };
-            Some(function)
+            let distance = *self.callers.get(frame as usize)?;
+            at = if distance == 0 { 0 } else { at.saturating_sub(distance) };
+            self.frames.get(frame as usize).copied()
         });
         frames.take(FRAMES_MAX)
     }
@@ -65,10 +88,12 @@ impl NamesWriter {
     /// Adds the next stack: its functions, the innermost first.
     pub fn stack(&mut self, functions: &[u32]) {
         let innermost = functions.iter().rev().fold(0, |caller, &function| {
-            let Names { frames, .. } = &mut self.names;
+            let Names { callers, frames, .. } = &mut self.names;
             *self.numbers.entry((caller, function)).or_insert_with(|| {
-                frames.push((caller, function));
-                frames.len() as u32
+                frames.push(function);
+                let number = frames.len() as u32;
+                callers.push(if caller == 0 { 0 } else { number - caller });
+                number
             })
         });
         self.names.stacks.push(innermost);
@@ -83,6 +108,8 @@ impl NamesWriter {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]
@@ -99,13 +126,19 @@ mod tests {
         assert_eq!(names.functions_of(1).collect::<Vec<_>>(), ["load", "serve", "main"]);
         assert_eq!(names.functions_of(5).collect::<Vec<_>>(), ["?"]);
         assert_eq!((names.stacks(), names.indices_of(6).count()), (6, 0));
+        let json = serde_json::to_string(&names).unwrap();
+        assert_eq!(serde_json::from_str::<Names>(&json).unwrap(), names, "{json}");
     }
 
     #[test]
     fn a_damaged_tree_ends() {
-        let names = Names { frames: vec![(2, 0), (1, 1), (9, 2)], stacks: vec![1, 2, 3, 77], ..Names::default() };
-        assert_eq!((0..5).map(|stack| names.indices_of(stack).count()).collect::<Vec<_>>(), [1, 2, 1, 0, 0]);
-        let long = Names { frames: (0..5000).map(|frame| (frame, 0)).collect(), stacks: vec![5000], ..Names::default() };
+        let names = Names { callers: vec![7, 1, 0], frames: vec![0, 1], stacks: vec![1, 2, 3, 77], ..Names::default() };
+        assert_eq!((0..5).map(|stack| names.indices_of(stack).count()).collect::<Vec<_>>(), [1, 2, 0, 0, 0]);
+        let long = Names { callers: vec![1; 5000], frames: vec![0; 5000], stacks: vec![5000], ..Names::default() };
         assert_eq!(long.indices_of(0).count(), FRAMES_MAX);
+        for (text, stacks) in [("[5,-9,3]", [5, 0, 3]), ("[4294967295,9223372036854775807,1]", [u32::MAX, 0, 1])] {
+            let json = format!("{{\"stacks\":{text}}}");
+            assert_eq!(serde_json::from_str::<Names>(&json).unwrap().stacks, stacks);
+        }
     }
 }
