@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::truth::Measured;
+use super::truth::{Measured, mapped_by_itself};
 use super::{Recorded, figure, fragprof, of, report};
 use crate::support::bpf;
 
@@ -16,6 +16,8 @@ use crate::support::bpf;
 const RUNS: usize = 2;
 /// The programs of a run, by name and separated by commas; all without it.
 const PROGRAMS: &str = "PROGRAMS";
+/// Memory of the program's own from which on it is told: a mebibyte.
+const OWN_BYTES: f64 = (1 << 20) as f64;
 const BEGIN: &str = "<!-- figures: make bench-whatif -->\n";
 const END: &str = "<!-- end of figures -->\n";
 
@@ -95,6 +97,8 @@ struct Figures {
     bytes: Vec<f64>,
     beside: Vec<f64>,
     differences: Vec<f64>,
+    /// Memory that programs map themselves.
+    own: Vec<String>,
 }
 
 impl Figures {
@@ -113,6 +117,11 @@ impl Figures {
             self.picks.push(f64::INFINITY);
             return;
         }
+        let own = mapped_by_itself(&mut recorded.command()) as f64;
+        if own >= OWN_BYTES {
+            self.own.push(format!("{} {:.1} MiB", recorded.name, own / f64::from(1 << 20)));
+        }
+        let own = if own >= OWN_BYTES { own } else { 0.0 };
         let mut means: Vec<(&str, f64)> = Vec::new();
         for (setting, environment) in SETTINGS {
             let row = if setting == "glibc" { &predicted["settings"][0] } else { of(&predicted, setting) };
@@ -123,8 +132,8 @@ impl Figures {
             let runs: Vec<Measured> = (0..RUNS).map(|_| Measured::of(recorded.command().envs(environment.iter().copied()))).collect();
             let mut line = format!("| {} | {} |", recorded.name, setting.replace(",muzzy_decay_ms=0", ""));
             for (name, truth) in [
-                ("peak_bytes", runs.iter().map(|run| run.peak_bytes as f64).collect::<Vec<_>>()),
-                ("end_bytes", runs.iter().map(|run| run.end_bytes as f64).collect()),
+                ("peak_bytes", runs.iter().map(|run| run.peak_bytes as f64 - own).collect::<Vec<_>>()),
+                ("end_bytes", runs.iter().map(|run| run.end_bytes as f64 - own).collect()),
             ] {
                 let (truth, noise) = middle(truth);
                 let error = (figure(row, name) / truth - 1.0) * 100.0;
@@ -158,7 +167,8 @@ impl Figures {
              {:.0} % are within 10 % or the truth's own noise. {} of them ({:.0} %) are outside their bracket (marked !). The setting that is \
              picked takes at most {:.1} % more on average than the best really run, within 3 % in {} of {programs}. Calibration: {}; within 2 % \
              in {}. {:.1} to {:.1} bytes an event; {:.1} to {:.1} million events a second in the first replay, with its start and its censuses \
-             ({}); at most {:.0} MiB beside the replayed heap; two replays differ by {:.2} % at most.\n",
+             ({}); at most {:.0} MiB beside the replayed heap; two replays differ by {:.2} % at most. \
+             Memory that a program maps itself, as a census of it says, is in no figure: {}.\n",
             SETTINGS.len(),
             quantile(&self.errors, 0.5),
             quantile(&self.errors, 0.9),
@@ -177,6 +187,7 @@ impl Figures {
             if cfg!(debug_assertions) { "debug build" } else { "release build" },
             most(&self.beside) / f64::from(1 << 20),
             most(&self.differences),
+            if self.own.is_empty() { "none has any".to_owned() } else { self.own.join(", ") },
         )
     }
 }

@@ -4,6 +4,10 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
+use super::fragprof;
+
 const EVERY: Duration = Duration::from_millis(5);
 const SMAPS_EVERY: Duration = Duration::from_millis(100);
 const PAGE_BYTES: u64 = 4096;
@@ -50,6 +54,25 @@ impl Measured {
             end_bytes: at_end.iter().sum::<u64>().checked_div(at_end.len() as u64).unwrap_or(heap(last_bytes)),
         }
     }
+}
+
+/// Anonymous memory that a program of glibc's has mapped itself: what a census of it, near its end, leaves of what is neither files' data nor
+/// stacks. It is in no prediction.
+pub fn mapped_by_itself(command: &mut Command) -> u64 {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
+    let mut last = 0;
+    while child.try_wait().unwrap().is_none() {
+        let at = child.id();
+        let beside = || {
+            let report = fragprof().args(["census", "--json", &at.to_string()]).output().ok()?;
+            let report: Value = serde_json::from_slice(&report.stdout).ok()?;
+            let heap = report["heaps"].as_array()?.iter().find(|heap| heap["allocator"] == "glibc")?["resident_bytes"].as_u64()?;
+            anonymous(at)?.checked_sub(not_the_heaps(at)?)?.checked_sub(heap)
+        };
+        last = beside().unwrap_or(last);
+        std::thread::sleep(SMAPS_EVERY);
+    }
+    last
 }
 
 /// Resident pages that are neither of files nor shared.
