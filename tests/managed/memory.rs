@@ -76,13 +76,14 @@ fn started(java: &Java, options: &[&str]) -> (Process, std::process::ChildStdin,
 fn the_parts_of_a_jvms_memory_have_the_bytes_that_the_jvm_tracks() {
     let _one = serial();
     for java in java::all().into_iter().filter(|java| java.version >= 17) {
-        for collector in ["-XX:+UseG1GC", "-XX:+UseSerialGC"] {
-            let (process, _input, pools, _directory) = started(&java, &[collector, "-Xmx256m"]);
+        // A heap that is open in part looks like metaspace.
+        for (collector, start) in [("-XX:+UseG1GC", "-Xms256m"), ("-XX:+UseG1GC", "-Xms32m"), ("-XX:+UseSerialGC", "-Xms32m")] {
+            let (process, _input, pools, _directory) = started(&java, &[collector, start, "-Xmx256m"]);
             // The command makes the JVM load classes and start a thread when it is first used.
             drop(Tracked::of(&java, process.pid()));
             let runtime = explained(process.pid(), &["--once"]);
             let tracked = Tracked::of(&java, process.pid());
-            let what = format!("JDK {} {collector}", java.version);
+            let what = format!("JDK {} {collector} {start}", java.version);
             let of = |name: &str, key: &str| bytes(part(&runtime, name), key);
             for key in ["reserved", "committed"] {
                 let ours = format!("{key}_bytes");

@@ -181,7 +181,9 @@ pub fn look(view: &View<'_>, layouts: &mut LayoutCache) -> Option<JavaAccount> {
     claims.extend(process.heap_range().map(|range| (Kind::JavaHeap, vec![range])));
     let archive = class_archive(view, process.heap_range());
     let space = process.flag(layout.class_space).map(|bytes| class_space(view, &archive, bytes)).unwrap_or_default();
-    let nodes = metaspace_nodes(view, &space);
+    let mut taken: Vec<Range<u64>> = space.iter().cloned().chain(process.heap_range()).collect();
+    taken.sort_by_key(|range| range.start);
+    let nodes = metaspace_nodes(view, &taken);
     let classes = [("class_space", &space), ("metaspace", &nodes), ("class_archive", &archive)];
     let classes = classes.into_iter().filter(|(_, ranges)| !ranges.is_empty()).map(|(name, ranges)| ClassMemory::of(name, ranges, view));
     let classes = classes.collect();
@@ -244,11 +246,12 @@ fn class_space(view: &View<'_>, archive: &[Range<u64>], bytes: u64) -> Vec<Range
 }
 
 /// Nodes of metaspace outside of the class space (JDK 16 on): reservations of 64 MiB, aligned to 4 MiB, opened from the start of each 4 MiB
-/// on in steps of 64 KiB. They are recognised by their shape alone. Where other memory without a file lies right beside one, the kernel joins
-/// the two on that side.
-fn metaspace_nodes(view: &View<'_>, classes: &[Range<u64>]) -> Vec<Range<u64>> {
+/// on in steps of 64 KiB, and never executable. They are recognised by their shape alone, outside of what is known to be other memory of the
+/// JVM (`taken`, sorted): a Java heap that is open in part has that shape, and code with what lies before it. Where other memory without a
+/// file lies right beside one, the kernel joins the two on that side.
+fn metaspace_nodes(view: &View<'_>, taken: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut nodes: Vec<Range<u64>> = Vec::new();
-    for range in without(&view.unbacked, classes) {
+    for range in without(&view.unbacked, taken) {
         let inside: Vec<&Mapping> = view.maps.mappings.iter().filter(|one| range.contains(&one.start.0)).collect();
         let by_end = |one: &&Mapping| one.end.0.checked_sub(METASPACE_NODE_BYTES);
         let mut starts: Vec<u64> = inside.iter().map(|one| one.start.0).chain(inside.iter().filter_map(by_end)).collect();
@@ -272,7 +275,8 @@ fn is_metaspace_node(view: &View<'_>, mappings: &[&Mapping], node: &Range<u64>) 
     let (mut is_closed, mut is_joined) = (false, false);
     for one in mappings.iter().filter(|one| one.end.0 > node.start && one.start.0 < node.end) {
         let part = one.start.0.max(node.start)..one.end.0.min(node.end);
-        if !part.start.is_multiple_of(METASPACE_STEP_BYTES) || !part.end.is_multiple_of(METASPACE_STEP_BYTES) {
+        let is_in_steps = part.start.is_multiple_of(METASPACE_STEP_BYTES) && part.end.is_multiple_of(METASPACE_STEP_BYTES);
+        if !is_in_steps || one.permissions.execute {
             return false;
         }
         is_closed |= !one.permissions.write;
