@@ -94,10 +94,12 @@ impl Samples {
     }
 }
 
-/// Resident pages that are neither of files nor shared: fields 2 and 3 of `statm`, in bytes.
+/// Resident pages that are neither of files nor shared: fields 2 and 3 of `statm`, in bytes. `None` of a process that has ended: it has no
+/// memory.
 fn anonymous_bytes(statm: &[u8]) -> Option<u64> {
     let mut fields = std::str::from_utf8(statm).ok()?.split_whitespace().skip(1).map(|field| field.parse::<u64>().ok());
     let (resident, shared) = (fields.next()??, fields.next()??);
+    (resident > 0).then_some(())?;
     Some(resident.saturating_sub(shared).saturating_mul(crate::heap::residency::PAGE_BYTES))
 }
 
@@ -132,7 +134,7 @@ impl Trace {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins with a process, unless another one is traced already.
+    /// Begins with a process, unless another one is traced already. Its memory is sampled now: it may end before the next sample.
     pub(in crate::session) fn begin(&self, process: &Process, slot: Slot, start_ns: u64, header: Header) {
         let mut state = self.lock();
         let Some(file) = state.file.take() else { return };
@@ -151,6 +153,7 @@ impl Trace {
             Ok(writer) => {
                 state.writer = Some(writer);
                 state.samples = Samples::of(process);
+                state.samples.take();
                 state.of = Some((slot.index, slot.generation as u16));
             }
             Err(error) => state.failed = Some(error.to_string()),
