@@ -314,6 +314,15 @@ pub(super) fn doubts(survey: &Survey) -> Vec<String> {
             ),
         });
     }
+    let (bytes, resident_bytes) =
+        survey.large.values().fold((0u64, 0u64), |sum, one| (sum.0.saturating_add(one.bytes), sum.1.saturating_add(one.resident_bytes)));
+    let percent = resident_bytes as f64 / bytes.max(1) as f64 * 100.0;
+    if bytes > 0 && percent < 99.0 {
+        doubts.push(format!(
+            "censuses of the recording saw {percent:.0} % of its blocks of 16 KiB and more resident: those of each stack are touched as far as \
+             its own were, and as a whole where none was seen"
+        ));
+    }
     if survey.mapped_bytes_max > 0 {
         doubts.push(format!(
             "the program also mapped up to {} itself, which are not part of any figure",

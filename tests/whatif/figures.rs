@@ -118,10 +118,10 @@ impl Figures {
             return;
         }
         let own = mapped_by_itself(&mut recorded.command()) as f64;
-        if own >= OWN_BYTES {
+        let own = if own < OWN_BYTES { 0.0 } else { own };
+        if own > 0.0 {
             self.own.push(format!("{} {:.1} MiB", recorded.name, own / f64::from(1 << 20)));
         }
-        let own = if own >= OWN_BYTES { own } else { 0.0 };
         let mut means: Vec<(&str, f64)> = Vec::new();
         for (setting, environment) in SETTINGS {
             let row = if setting == "glibc" { &predicted["settings"][0] } else { of(&predicted, setting) };

@@ -224,6 +224,7 @@ fn large_blocks_are_touched_as_far_as_the_recorded_program_touched_them() {
     let trace = recorded.record(&directory);
     let report = report(&trace, &["--under", "jemalloc"]);
     println!("{}", report["calibration"]);
+    assert!(report["notes"].to_string().contains("of 16 KiB and more resident"), "{}", report["notes"]);
     let preload: [(&str, &[(&str, &str)]); 2] = [("today (glibc)", &[]), ("jemalloc", &[("LD_PRELOAD", "libjemalloc.so.2")])];
     for (setting, environment) in preload {
         let truth = Measured::of(recorded.command().envs(environment.iter().copied()));
