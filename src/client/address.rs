@@ -61,7 +61,8 @@ impl Address {
             None => return Err(wrong()),
         };
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        if host.is_empty() {
+        // With a percent sign it is a name that no resolver knows, and not the same URL with a port.
+        if host.is_empty() || host.contains('%') {
             return Err(wrong());
         }
         Ok(Self { place: Place::Tcp { host: host.to_owned(), port }, prefix: uri.path().trim_end_matches('/').to_owned(), is_tls })
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!((&address.place, address.prefix.as_str()), (&place("h", 1), "/x"));
         assert_eq!(Address::parse("http://h").unwrap().place, place("h", 80));
         assert_eq!(Address::parse("unix:/run/x y.sock").unwrap().url(), "unix:/run/x y.sock");
-        for wrong in ["ftp://h", "unix:", "unix:relative", "h:1", "http://", "http://a b", "http://u@h", "http://h/\r\nX: y"] {
+        for wrong in ["ftp://h", "unix:", "unix:relative", "h:1", "http://", "http://a b", "http://u@h", "http://%m", "http://h/\r\nX: y"] {
             assert!(Address::parse(wrong).is_err(), "{wrong}");
         }
         for wrong in ["https://", "https://:1", "https://h:", "https://h:65536", "https://h:x", "https://h/?a=b", "https://h/#a", "/x", ""]
