@@ -33,7 +33,7 @@ const ALLOCATORS: [(&str, Option<&str>); 3] =
     [("glibc", None), ("jemalloc", Some("libjemalloc.so.2")), ("tcmalloc", Some("libtcmalloc_minimal.so.4"))];
 
 /// Predicted and given back, of calls that were made.
-fn pair(report: &Value) -> Option<(f64, f64)> {
+pub(super) fn pair(report: &Value) -> Option<(f64, f64)> {
     (report["ending"] == "returned").then_some(())?;
     Some((report["predicted_bytes"].as_f64()?, report["given_back_bytes"].as_f64()?))
 }

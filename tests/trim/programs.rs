@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::figures::pair;
 use super::{build, kill_at_every_step, kill_at_random, of_threads, refused, source, trim};
 use crate::containers::podman::{Podman, QUIRKS};
 use crate::support::build::tool;
@@ -213,6 +214,8 @@ struct Row {
     calls: u32,
     made: u32,
     refused: BTreeMap<String, u32>,
+    /// Bytes predicted and given back, of each call that was made.
+    bytes: Vec<(f64, f64)>,
     killed: u32,
     masks: u32,
     /// By system call: how often its thread got EINTR from a stop.
@@ -263,6 +266,7 @@ fn exercise(start: Start, calls: u32, step_rounds: u32, random_kills: u32, seed:
             row.calls += 1;
             if report["ending"] == "returned" {
                 row.made += 1;
+                row.bytes.extend(pair(&report));
             } else {
                 let why = if refused(&report).is_empty() { report["ending"].as_str().unwrap_or("?") } else { refused(&report) };
                 *row.refused.entry(why.to_owned()).or_default() += 1;
@@ -283,6 +287,16 @@ fn exercise(start: Start, calls: u32, step_rounds: u32, random_kills: u32, seed:
         row.failure = Some(text.unwrap_or_else(|| "a panic".to_owned()));
     }
     is_there.then_some(row)
+}
+
+impl Row {
+    /// What was given back beside what was predicted, and the share of calls within 5 % or 256 KiB, the goal under load.
+    fn bytes(&self) -> String {
+        let mib = |of: fn(&(f64, f64)) -> f64| self.bytes.iter().map(of).sum::<f64>() / f64::from(1 << 20);
+        let is_near = |(predicted, given): &&(f64, f64)| (given - predicted).abs() <= (predicted * 0.05).max(256.0 * 1024.0);
+        let near = self.bytes.iter().filter(is_near).count() * 100 / self.bytes.len().max(1);
+        if self.bytes.is_empty() { "–".to_owned() } else { format!("{:.1} of {:.1} MiB; {near} %", mib(|one| one.1), mib(|one| one.0)) }
+    }
 }
 
 fn list(of: &BTreeMap<String, u32>) -> String {
@@ -316,16 +330,18 @@ fn thousands_of_calls_in_real_programs_and_a_thousand_killed_commands_harm_nothi
     let calls = number("FRAGPROF_TRIM_CALLS", 3000).div_ceil(programs);
     let kills = number("FRAGPROF_TRIM_KILLS", 1000).div_ceil(programs);
     let mut rows = Vec::new();
-    println!("| program | calls | made | killed | crashes, hangs | masks changed | wrong answers | EINTR from a stop | refused |");
-    println!("|---|---|---|---|---|---|---|---|---|");
+    println!(
+        "| program | calls | made | killed | crashes, hangs | masks changed | wrong answers | EINTR from a stop | given back of predicted; \
+         calls within 5 % or 256 KiB | refused |\n|---|---|---|---|---|---|---|---|---|---|"
+    );
     for (seed, (name, start)) in (1..).zip(PROGRAMS) {
         let Some(row) = exercise(start, calls, kills.div_ceil(20), kills / 2, seed) else {
-            println!("| {name} | not installed | | | | | | | |");
+            println!("| {name} | not installed | | | | | | | | |");
             continue;
         };
         let is_wrong = row.failure.as_ref().is_some_and(|text| text.contains("WRONG"));
         println!(
-            "| {name} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {name} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
             row.calls,
             row.made,
             row.killed,
@@ -333,6 +349,7 @@ fn thousands_of_calls_in_real_programs_and_a_thousand_killed_commands_harm_nothi
             row.masks,
             u32::from(is_wrong),
             list(&row.interrupted),
+            row.bytes(),
             list(&row.refused)
         );
         if let Some(failure) = &row.failure {
