@@ -18,9 +18,10 @@
  *   [bp]       caller's bp
  *   [bp - 8]   the caller's sp before it made room for locals
  *   [bp - 24]  Method
- *   [bp - 64]  address of the bytecode
+ *   [bp - 64]  address of the bytecode; JDK 8: [bp - 56]
  *
- * The slots of interpreted frames are the same in JDK 11 to 25 (frame_x86.hpp, interpreter_frame_*_offset); all else is in struct fp_hotspot.
+ * The other slots of interpreted frames are the same in JDK 8 to 25 (frame_x86.hpp, interpreter_frame_*_offset); all else is in struct
+ * fp_hotspot.
  *
  * Whatever a process writes there, a step reads a bounded number of words of its memory, and goes up its stack or ends.
  */
@@ -39,7 +40,6 @@
 /* From bp to the words of an interpreted frame. */
 #define FP_INTERPRETED_SENDER 8
 #define FP_INTERPRETED_METHOD 24
-#define FP_INTERPRETED_BYTECODE 64
 
 /* Where the interpreter has the bytecode's address while it executes: r13. */
 #define FP_INTERPRETER_REGISTER 13
@@ -116,7 +116,7 @@ static __always_inline bool fp_read_interpreted(struct fp_walk *walk, __u64 bp, 
 	__u64 method, bytecode;
 
 	/* The lowest word first: the window then covers the others. */
-	if ((bp & 7) || !fp_read_word(walk, bp - FP_INTERPRETED_BYTECODE, &bytecode) ||
+	if ((bp & 7) || !fp_read_word(walk, bp - walk->bytecode_below, &bytecode) ||
 	    !fp_read_word(walk, bp - FP_INTERPRETED_METHOD, &method) || !fp_read_word(walk, bp - FP_INTERPRETED_SENDER, &frame->sender) ||
 	    !fp_read_word(walk, bp, &frame->bp) || !fp_read_word(walk, bp + 8, &frame->pc))
 		return false;
@@ -245,6 +245,7 @@ FP_CHECKED_BY_ITSELF __u32 fp_step_hotspot(struct fp_walk *walk)
 	walk->code_begin = jvm->code_begin;
 	walk->interpreter_begin = jvm->interpreter_begin;
 	walk->interpreter_end = jvm->interpreter_end;
+	walk->bytecode_below = jvm->bytecode_below;
 	is_exact = walk->flags & FP_FRAME_EXACT >> 32;
 	walk->now_repeatable = FP_STEP_REPEATABLE;
 	walk->now_bp_at = 0;

@@ -175,7 +175,7 @@ struct fp_hotspot {
 	unsigned int at_original_pc;          /* field with the offset from sp, in bytes, of a deoptimised frame's pc */
 	unsigned int at_deopt;
 	unsigned int at_deopt_mh;             /* FP_HOTSPOT_NONE = there is none */
-	unsigned int pad;
+	unsigned int bytecode_below;          /* from an interpreted frame's bp down to the slot with the bytecode's address */
 };
 
 enum fp_hotspot_limit {

@@ -98,6 +98,8 @@ struct fp_walk {
 	__u64 code_begin;
 	__u64 interpreter_begin;
 	__u64 interpreter_end;
+	__u32 bytecode_below;
+	__u32 pad_of_jvm;
 
 	/* The current walk and the last one, alternating between the two halves of the fields below. */
 	__u32 now;              /* this walk's half: 0 or 1 */

@@ -78,10 +78,10 @@ fn cost_of_managed_frames() {
     }
     let _one = serial();
     let _counting = Counting::start();
-    let directory = TempDir::new().unwrap();
-    java::compile(directory.path(), &[java::source("Deep.java")]);
-    let library = java::library(directory.path(), "block.c");
     for java in java::all() {
+        let directory = TempDir::new().unwrap();
+        java::compile(&java, directory.path(), &[java::source("Deep.java")]);
+        let library = java::library(directory.path(), "block.c");
         let mut command = java.command(["-XX:CompileCommand=quiet", "-XX:CompileCommand=dontinline,Deep::*"]);
         command.arg(format!("-Dblock={}", library.display())).arg("-cp").arg(directory.path()).arg("Deep");
         let mut program = Program::start(&mut command);

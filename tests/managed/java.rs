@@ -49,7 +49,7 @@ pub fn all() -> Vec<Java> {
 fn version(program: &Path) -> Option<u32> {
     let said = run(Command::new(program).args(["-XshowSettings:properties", "-version"]));
     let line = said.err.lines().find_map(|line| line.trim().strip_prefix("java.specification.version = ").map(str::to_owned))?;
-    line.parse().ok()
+    line.strip_prefix("1.").unwrap_or(&line).parse().ok()
 }
 
 impl Java {
@@ -60,16 +60,21 @@ impl Java {
         command
     }
 
+    /// What its programs are compiled for: JDK 8, or 11 and later.
+    pub fn release(&self) -> &'static str {
+        if self.version < 11 { "8" } else { "11" }
+    }
+
     /// Whether it has a collector.
     pub fn has(&self, option: &str) -> bool {
         run(&mut self.command([option, "-version"])).status.success()
     }
 }
 
-/// Compiles sources of this folder, or other ones, for JDK 11 and later.
-pub fn compile(directory: &Path, sources: &[PathBuf]) {
+/// Compiles sources of this folder, or other ones, for a JVM.
+pub fn compile(java: &Java, directory: &Path, sources: &[PathBuf]) {
     let mut javac = Command::new("javac");
-    let done = run(javac.args(["-nowarn", "-g", "--release", "11", "-d"]).arg(directory).args(sources));
+    let done = run(javac.args(["-nowarn", "-Xlint:-options", "-g", "--release", java.release(), "-d"]).arg(directory).args(sources));
     assert!(done.status.success(), "javac failed (install default-jdk-headless):\n{}\n{}", done.out, done.err);
 }
 

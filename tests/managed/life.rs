@@ -20,15 +20,15 @@ struct Load {
     _directory: TempDir,
 }
 
-fn compiled() -> TempDir {
+fn compiled(java: &Java) -> TempDir {
     let directory = TempDir::new().unwrap();
-    java::compile(directory.path(), &[java::source("Load.java")]);
+    java::compile(java, directory.path(), &[java::source("Load.java")]);
     directory
 }
 
 impl Load {
     fn start(java: &Java, arguments: &[&str]) -> Self {
-        let directory = compiled();
+        let directory = compiled(java);
         let mut command = java.command(["-Xmx64m", "-cp"]);
         let mut process = Process::start_piped(command.arg(directory.path()).arg("Load").args(arguments));
         let input = process.input();
@@ -92,7 +92,7 @@ fn a_jvm_that_is_started_by_a_recording_is_named_as_soon_as_it_has_code() {
         return;
     }
     for java in java::all() {
-        let directory = compiled();
+        let directory = compiled(&java);
         let out = directory.path().join("out.pb.gz");
         let mut command = fragprof();
         command.args(["record", "--duration", "4s", "-o"]).arg(&out).arg("--").arg(&java.program);

@@ -60,7 +60,7 @@ fn assert_near(ours: u64, theirs: u64, within: u64, what: &str) {
 
 fn started(java: &Java, options: &[&str]) -> (Process, std::process::ChildStdin, Value, TempDir) {
     let directory = TempDir::new().unwrap();
-    java::compile(directory.path(), &[java::source("Parts.java")]);
+    java::compile(java, directory.path(), &[java::source("Parts.java")]);
     let file = directory.path().join("mapped");
     std::fs::write(&file, vec![7u8; 4_000_000]).unwrap();
     let mut command = java.command(options);

@@ -1,4 +1,5 @@
-//! Java programs of the kinds that grow natively: many threads with direct buffers and Deflaters, classes that are unloaded, calls without JNI.
+//! Java programs of the kinds that grow natively: many threads with direct buffers and Deflaters, classes that are unloaded or replaced, calls
+//! without JNI.
 
 use std::io::Write as _;
 use std::process::Command;
@@ -49,14 +50,14 @@ fn direct_buffers_of_many_threads_and_unloaded_classes_are_named_and_no_byte_is_
         return;
     }
     let _one = serial();
-    let directory = TempDir::new().unwrap();
-    java::compile(directory.path(), &[java::source("Threads.java")]);
     for java in java::all() {
+        let directory = TempDir::new().unwrap();
+        java::compile(&java, directory.path(), &[java::source("Threads.java")]);
         let (said, report) = recorded(command(&java, &directory, "Threads"));
         let counted: Value = serde_json::from_str(&said).unwrap();
         // Blocks of buffers that the collector has found unused are freed by then or not: the JDK counts those that are not. The first call of
         // the method makes some small blocks of the VM's own.
-        let live = sum(through(&report, &["Unsafe.allocateMemory0", "java.nio.DirectByteBuffer.<init>", "Threads.keep"]), "inuse_bytes");
+        let live = sum(through(&report, &["Unsafe.allocateMemory", "java.nio.DirectByteBuffer.<init>", "Threads.keep"]), "inuse_bytes");
         let counted = counted["bytes"].as_u64().unwrap();
         assert!((counted..counted + 1024).contains(&live), "JDK {}: {live} of {counted} bytes", java.version);
         // 24 threads with 40 Deflaters each, and 30 classes with 20.
@@ -85,5 +86,44 @@ fn calls_without_jni_are_named_in_both_directions() {
         let down = sum(through(&report, &["Ffm.block", "Ffm.down", "Ffm.main"]), "allocated_bytes");
         let up = sum(through(&report, &["Ffm.block", "Ffm.compare", "qsort", "Ffm.up", "Ffm.main"]), "allocated_bytes");
         assert_eq!((down, up), (500 * 33_333, 500 * 44_444), "JDK {}", java.version);
+    }
+}
+
+/// The line of a source at which it allocates.
+fn allocating_line(source: &std::path::Path) -> u64 {
+    let text = std::fs::read_to_string(source).unwrap();
+    1 + text.lines().position(|line| line.contains("new Deflater")).unwrap() as u64
+}
+
+#[test]
+fn a_method_that_was_replaced_while_it_ran_has_its_own_lines_and_its_successor_others() {
+    if bpf().is_none() {
+        return;
+    }
+    let _one = serial();
+    for java in java::all() {
+        let (directory, replaced) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let (old, new) = (java::source("Body.java"), java::source("replaced/Body.java"));
+        java::compile(&java, directory.path(), &[java::source("Redefine.java"), old.clone()]);
+        java::compile(&java, replaced.path(), std::slice::from_ref(&new));
+        let (manifest, agent) = (directory.path().join("manifest"), directory.path().join("agent.jar"));
+        std::fs::write(&manifest, "Premain-Class: Redefine\nCan-Redefine-Classes: true\n").unwrap();
+        let made = run(Command::new("jar").arg("cfm").args([&agent, &manifest]).arg("-C").arg(directory.path()).arg("Redefine.class"));
+        assert!(made.status.success(), "{}", made.err);
+        let mut started = java.command(["-Xmx128m"]);
+        started.arg(format!("-javaagent:{}", agent.display())).arg("-cp").arg(directory.path()).arg("Redefine");
+        started.arg(replaced.path().join("Body.class"));
+        let (_, report) = recorded(started);
+        let at = |source: &std::path::Path| {
+            let line = allocating_line(source);
+            let is_there = |stack: &&Value| {
+                let mut frames = stack["frames"].as_array().unwrap().iter();
+                frames.any(|frame| frame["function"] == "Body.run" && frame["file"] == "Body.java" && frame["line"] == line)
+            };
+            sum(through(&report, &["deflateInit2_", "Body.run", "Redefine.main"]).filter(is_there), "allocations")
+        };
+        let (before, after) = (at(&old), at(&new));
+        assert!(before > 0 && before % 1000 == 0, "JDK {}: {before}", java.version);
+        assert_eq!(before * 700, after * 1000, "JDK {}: {report:#}", java.version);
     }
 }

@@ -33,7 +33,7 @@ fn live_bytes_under_rocksdb_are_those_of_its_own_counters() {
     for java in java::all() {
         let directory = TempDir::new().unwrap();
         let javac = run(std::process::Command::new("javac")
-            .args(["-nowarn", "--release", "11", "-d"])
+            .args(["-nowarn", "-Xlint:-options", "--release", java.release(), "-d"])
             .arg(directory.path())
             .arg("-cp")
             .arg(&jar)

@@ -75,7 +75,7 @@ fn recorded(report: &Value) -> (Sums, (u64, u64)) {
 fn compare(java: &Java, options: &[&str], warm: u32, rounds: u32) -> u64 {
     let directory = TempDir::new().unwrap();
     let dir = directory.path();
-    java::compile(dir, &[java::source("Probe.java"), java::source("Shapes.java")]);
+    java::compile(java, dir, &[java::source("Probe.java"), java::source("Shapes.java")]);
     let agent = java::library(dir, "agent.c");
     let truth = dir.join("truth");
     let what = format!("JDK {} {}", java.version, options.join(" "));
@@ -144,8 +144,10 @@ fn java_stacks_are_those_that_jvmti_says_in_method_and_bytecode_index() {
             (&["-XX:-TieredCompilation"], 12_000),
             (&[], 3000),
             (&["-Xcomp"], 20),
-            (&["-XX:-SegmentedCodeCache"], 1000),
         ];
+        if java.version > 8 {
+            modes.push((&["-XX:-SegmentedCodeCache"], 1000));
+        }
         if java.version >= 17 && java.has("-XX:+UseZGC") {
             modes.push((&["-XX:+UseZGC"], 1000));
         }

@@ -82,7 +82,7 @@ impl Jvm {
             at_original_pc: at(layout.original - first),
             at_deopt: at(layout.deopt - first),
             at_deopt_mh: HOTSPOT_NONE,
-            pad: 0,
+            bytecode_below: 64,
         };
         let segments = vec![0xff; (CODE_BYTES >> SHIFT) as usize];
         Self { layout, code: vec![0; CODE_BYTES as usize], segments, next: 0, record }
@@ -182,8 +182,10 @@ fn assert_frames(stack: &Stack, java: &[u64]) {
 #[test]
 fn every_kind_of_frame_leads_to_its_caller() {
     let host = Host::new(Machine::X86_64);
-    for layout in [OLD, NEW] {
+    // JDK 8 has the bytecode's address in another slot.
+    for (layout, bytecode_below) in [(OLD, 64), (NEW, 64), (NEW, 56)] {
         let mut jvm = Jvm::new(layout);
+        jvm.record.bytecode_below = bytecode_below;
         let call_stub = jvm.blob(NAME_STUB, 0, 0, 8) + 0x20;
         jvm.record.call_stub_return = call_stub;
         let interpreter = jvm.blob(NAME_STUB, 0, 0, 40);
@@ -210,7 +212,12 @@ fn every_kind_of_frame_leads_to_its_caller() {
         frames.set(cfa - 16, bp).set(cfa - 8, interpreter + 0x123);
         // It was called by a compiled method, which made room for its locals: the sender's sp is not behind the return address.
         let sender = bp + 16 + 0x38;
-        frames.set(bp - 64, 0x7f40_0001_2345).set(bp - 24, 0x7f40_0000_1008).set(bp - 8, sender).set(bp, 0xb3).set(bp + 8, method + 0x30);
+        frames
+            .set(bp - u64::from(bytecode_below), 0x7f40_0001_2345)
+            .set(bp - 24, 0x7f40_0000_1008)
+            .set(bp - 8, sender)
+            .set(bp, 0xb3)
+            .set(bp + 8, method + 0x30);
         let cfa = sender + 48;
         // The call stub goes by bp.
         let bp = cfa + 0x80;

@@ -48,13 +48,8 @@ pub struct Blob {
 
 /// The heaps as they are now; empty before the JVM has made them.
 pub fn heaps(memory: &dyn Memory, layout: &Layout) -> Vec<Heap> {
-    let read = || -> Option<Vec<Heap>> {
-        let array = memory.word(layout.heaps).filter(|&array| is_user_address(array))?;
-        let length = word32(memory, array.wrapping_add(layout.array_length))?;
-        let data = memory.word(array.wrapping_add(layout.array_data)).filter(|&data| is_user_address(data))?;
-        (0..length.min(HEAPS_MAX)).map(|index| heap(memory, layout, memory.word(data.wrapping_add(8 * u64::from(index)))?)).collect()
-    };
-    let mut heaps = read().unwrap_or_default();
+    let addresses = layout.heaps.addresses(memory, HEAPS_MAX);
+    let mut heaps = addresses.into_iter().map(|address| heap(memory, layout, address)).collect::<Option<Vec<Heap>>>().unwrap_or_default();
     heaps.sort_by_key(|heap| heap.begin);
     let are_apart = heaps.windows(2).all(|pair| matches!(pair, [one, next] if one.end <= next.begin));
     if are_apart { heaps } else { Vec::new() }

@@ -1,7 +1,7 @@
 //! A compiled method: the methods that the compiler inlined at a return address.
 
 use super::code::{Blob, word32};
-use super::layout::{Layout, Metadata, Scopes};
+use super::layout::{Layout, Metadata, Scopes, ScopesData};
 use crate::census::Memory;
 use crate::census::memory::{word_at, word16_at, word32_at};
 
@@ -52,7 +52,10 @@ impl Compiled {
         let (metadata, scopes, pcs) = match layout.scopes {
             Scopes::Inside { metadata, data, pcs, dependencies } => {
                 let metadata = field(number(metadata)?);
-                let data = memory.word(field(data))?;
+                let data = match data {
+                    ScopesData::Address(place) => memory.word(field(place))?,
+                    ScopesData::Offset(place) => field(number(place)?),
+                };
                 let (pcs, dependencies) = (field(number(pcs)?), field(number(dependencies)?));
                 (read(metadata, data)?, read(data, pcs)?, read(pcs, dependencies)?)
             }

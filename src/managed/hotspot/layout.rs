@@ -2,12 +2,17 @@
 //! description of itself.
 
 use super::Refusal;
+use super::code::word32;
 use super::packed::Packing;
 use crate::bpf::{HOTSPOT_HEAD_BYTES, HOTSPOT_METHOD_BYTES, HOTSPOT_NONE};
+use crate::census::Memory;
+use crate::census::memory::is_user_address;
 use crate::census::runtime::hotspot::structs::{Library, Structs};
 
-/// The oldest version whose frames are walked: JDK 8 has one code heap, and another interpreter frame.
-const OLDEST: u32 = 9;
+/// The slot of an interpreted frame with the bytecode's address, in bytes below bp (frame_x86.hpp, `interpreter_frame_bcp_offset`; in JDK 8
+/// `interpreter_frame_bcx_offset`: the frame has no slot for the class's mirror).
+const BYTECODE_BELOW: u64 = 64;
+const BYTECODE_BELOW_8: u64 = 56;
 
 /// The structures that are described.
 const WANTED: [&str; 22] = [
@@ -35,14 +40,73 @@ const WANTED: [&str; 22] = [
     "nmethod",
 ];
 
+/// Where the heaps of the code cache are found.
+#[derive(Debug, Clone, Copy)]
+pub enum CodeHeaps {
+    /// The variable with the address of the only one (JDK 8).
+    One(u64),
+    /// The variable with the address of an array of addresses, and the fields with its length and its data.
+    Array { variable: u64, length: u64, data: u64 },
+}
+
+impl CodeHeaps {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// What is not described.
+    pub fn read(structs: &Structs<'_>) -> Result<Self, Refusal> {
+        let need = |owner: &'static str, field: &'static str| structs.offset(owner, field).ok_or(Refusal::Missing { owner, field });
+        if let Some(variable) = structs.address("CodeCache", "_heap") {
+            return Ok(Self::One(variable));
+        }
+        Ok(Self::Array {
+            variable: structs.address("CodeCache", "_heaps").ok_or(Refusal::Missing { owner: "CodeCache", field: "_heaps" })?,
+            length: structs.offset("GrowableArrayBase", "_len").map_or_else(|| need("GenericGrowableArray", "_len"), Ok)?,
+            data: need("GrowableArray<int>", "_data")?,
+        })
+    }
+
+    /// The addresses of the heaps, at most `heaps_max`; empty before the JVM has made them.
+    #[must_use]
+    pub fn addresses(&self, memory: &dyn Memory, heaps_max: u32) -> Vec<u64> {
+        let pointer = |address: u64| memory.word(address).filter(|&word| is_user_address(word));
+        let of_array = |variable: u64, length: u64, data: u64| {
+            let array = pointer(variable)?;
+            let length = word32(memory, array.wrapping_add(length))?.min(heaps_max);
+            let data = pointer(array.wrapping_add(data))?;
+            (0..length).map(|index| pointer(data.wrapping_add(8 * u64::from(index)))).collect::<Option<Vec<u64>>>()
+        };
+        match *self {
+            Self::One(variable) => pointer(variable).into_iter().collect(),
+            Self::Array { variable, length, data } => of_array(variable, length, data).unwrap_or_default(),
+        }
+    }
+}
+
+/// The major version of the JDK. HotSpot had versions of its own until JDK 8, in which it was 25.
+///
+/// # Errors
+/// If it is older, or not known yet.
+pub fn version(structs: &Structs<'_>, memory: &dyn Memory) -> Result<u32, Refusal> {
+    const HOTSPOT_OF_8: u32 = 25;
+    let place = structs.address("Abstract_VM_Version", "_vm_major_version");
+    let place = place.ok_or(Refusal::Missing { owner: "Abstract_VM_Version", field: "_vm_major_version" })?;
+    let major = word32(memory, place).filter(|&major| major > 0).ok_or(Refusal::Starting)?;
+    match structs.address("CodeCache", "_heap") {
+        None => Ok(major),
+        Some(_) if major == HOTSPOT_OF_8 => Ok(8),
+        Some(_) => Err(Refusal::TooOld),
+    }
+}
+
 /// Where a compiled method keeps its tables of inlined methods.
 #[derive(Debug, Clone, Copy)]
 pub enum Scopes {
     /// In the method itself, one part behind the other: metadata, data, pcs, dependencies (until JDK 22).
     Inside {
-        /// The field with the offset of the metadata, likewise the others; that of the data holds an address.
+        /// The field with the offset of the metadata, likewise the others.
         metadata: u64,
-        data: u64,
+        data: ScopesData,
         pcs: u64,
         dependencies: u64,
     },
@@ -56,6 +120,15 @@ pub enum Scopes {
         data: u64,
         metadata: Metadata,
     },
+}
+
+/// Where the data of the tables begins in the method itself.
+#[derive(Debug, Clone, Copy)]
+pub enum ScopesData {
+    /// A field with its address.
+    Address(u64),
+    /// A field with its offset from the method (JDK 8).
+    Offset(u64),
 }
 
 /// Where the metadata lies that the tables refer to.
@@ -82,14 +155,13 @@ pub struct Layout {
     pub major: u32,
     pub packing: Packing,
     // Variables.
-    pub heaps: u64,
-    pub low_bound: u64,
+    pub heaps: CodeHeaps,
+    /// First address of the code cache; `None` = that of its only heap.
+    pub low_bound: Option<u64>,
     pub interpreter: u64,
     pub call_stub_return: u64,
     pub continuation_return: Option<u64>,
     // Containers.
-    pub array_length: u64,
-    pub array_data: u64,
     pub space_low: u64,
     pub space_high: u64,
     pub heap_memory: u64,
@@ -97,6 +169,8 @@ pub struct Layout {
     pub heap_segment_shift: u64,
     pub heap_block_bytes: u64,
     pub queue_buffer: u64,
+    /// Slot of an interpreted frame with the bytecode's address, in bytes below bp.
+    pub bytecode_below: u64,
     // Blobs.
     pub blob_name: u64,
     pub blob_frame_size: u64,
@@ -144,23 +218,16 @@ impl Layout {
         let code = |field: &'static str| found("nmethod", field).or_else(|| found("CompiledMethod", field));
         let need_code = |field: &'static str| code(field).ok_or(Refusal::Missing { owner: "nmethod", field });
 
-        let version = variable("Abstract_VM_Version", "_vm_major_version")?;
-        let major = library.memory.bytes(version, 4).and_then(|bytes| Some(u32::from_le_bytes(bytes.try_into().ok()?)));
-        let major = major.filter(|&major| major > 0).ok_or(Refusal::Starting)?;
-        if major < OLDEST || found("CodeCache", "_heaps").is_none() {
-            return Err(Refusal::TooOld);
-        }
+        let major = version(&structs, library.memory)?;
         let relative = found("CodeBlob", "_code_begin").is_none();
         let layout = Self {
             major,
             packing: Packing::of_version(major),
-            heaps: variable("CodeCache", "_heaps")?,
-            low_bound: variable("CodeCache", "_low_bound")?,
+            heaps: CodeHeaps::read(&structs)?,
+            low_bound: (major > 8).then(|| variable("CodeCache", "_low_bound")).transpose()?,
             interpreter: variable("AbstractInterpreter", "_code")?,
             call_stub_return: variable("StubRoutines", "_call_stub_return_address")?,
             continuation_return: structs.address("ContinuationEntry", "_return_pc").filter(|&address| address != 0),
-            array_length: found("GrowableArrayBase", "_len").map_or_else(|| need("GenericGrowableArray", "_len"), Ok)?,
-            array_data: need("GrowableArray<int>", "_data")?,
             space_low: need("VirtualSpace", "_low_boundary")?,
             space_high: need("VirtualSpace", "_high_boundary")?,
             heap_memory: need("CodeHeap", "_memory")?,
@@ -168,6 +235,7 @@ impl Layout {
             heap_segment_shift: need("CodeHeap", "_log2_segment_size")?,
             heap_block_bytes: size("HeapBlock")?,
             queue_buffer: need("StubQueue", "_stub_buffer")?,
+            bytecode_below: if major > 8 { BYTECODE_BELOW } else { BYTECODE_BELOW_8 },
             blob_name: need("CodeBlob", "_name")?,
             blob_frame_size: need("CodeBlob", "_frame_size")?,
             blob_code_begin: need("CodeBlob", if relative { "_code_offset" } else { "_code_begin" })?,
@@ -177,14 +245,21 @@ impl Layout {
             compile_id: need_code("_compile_id")?,
             original_pc: need_code("_orig_pc_offset")?,
             deopt: {
-                let names = if relative { ["_deopt_handler_offset", "_deopt_handler_entry_offset"] } else { ["_deopt_handler_begin"; 2] };
+                let offsets = ["_deopt_handler_offset", "_deopt_handler_entry_offset", "_deoptimize_offset"];
+                let names = if relative { offsets } else { ["_deopt_handler_begin"; 3] };
                 names.into_iter().find_map(code).ok_or(Refusal::Missing { owner: "nmethod", field: names[0] })?
             },
-            deopt_mh: code(if relative { "_deopt_mh_handler_offset" } else { "_deopt_mh_handler_begin" }),
+            deopt_mh: match relative {
+                true => code("_deopt_mh_handler_offset").or_else(|| code("_deoptimize_mh_offset")),
+                false => code("_deopt_mh_handler_begin"),
+            },
             scopes: match code("_immutable_data") {
                 None => Scopes::Inside {
                     metadata: need_code("_metadata_offset")?,
-                    data: need_code("_scopes_data_begin")?,
+                    data: match code("_scopes_data_begin") {
+                        Some(field) => ScopesData::Address(field),
+                        None => ScopesData::Offset(need_code("_scopes_data_offset")?),
+                    },
                     pcs: need_code("_scopes_pcs_offset")?,
                     dependencies: need_code("_dependencies_offset")?,
                 },
@@ -281,7 +356,7 @@ impl Layout {
             at_original_pc: number(self.original_pc - first),
             at_deopt: number(self.deopt - first),
             at_deopt_mh: self.deopt_mh.map_or(HOTSPOT_NONE, |field| number(field - first)),
-            pad: 0,
+            bytecode_below: number(self.bytecode_below),
         }
     }
 }

@@ -58,8 +58,8 @@ pub enum Refusal {
     /// It is not HotSpot, or was built without.
     #[error("its libjvm.so does not export the description of its structures (gHotSpotVMStructs): not HotSpot, or a build without it")]
     NoStructures,
-    /// JDK 8.
-    #[error("its HotSpot is older than JDK 9")]
+    /// JDK 7 or older.
+    #[error("its HotSpot is older than JDK 8")]
     TooOld,
     /// A structure has changed.
     #[error("its HotSpot does not describe {owner}::{field}: a version that is not known")]
@@ -156,7 +156,7 @@ impl Jvm {
         if heaps.iter().any(|heap| heap.shift != first.shift) {
             return Err(Refusal::Unknown);
         }
-        record.code_begin = word(layout.low_bound)?;
+        record.code_begin = layout.low_bound.map_or(Ok(first.begin), word)?;
         record.call_stub_return = word(layout.call_stub_return)?;
         let queue = word(layout.interpreter)?;
         let buffer = word(queue.wrapping_add(layout.queue_buffer))?;

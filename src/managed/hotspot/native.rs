@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::Refusal;
 use super::classes::{self, Class};
+use super::layout::{self, CodeHeaps};
 use crate::census::memory::{is_user_address, word32_at};
 use crate::census::page_cache::PageCache;
 use crate::census::runtime::hotspot::structs::{FlagPlace, Library, Structs};
@@ -18,7 +19,7 @@ use crate::process::file::MappedFile;
 use crate::process::{Backing, Maps, Process};
 
 /// Structures that are described, beside those of classes.
-const WANTED: [&str; 12] = [
+const WANTED: [&str; 13] = [
     "CodeCache",
     "CodeHeap",
     "CompressedOops",
@@ -27,6 +28,7 @@ const WANTED: [&str; 12] = [
     "GrowableArrayBase",
     "JavaThread",
     "Thread",
+    "Threads",
     "ThreadsList",
     "ThreadsSMRSupport",
     "VirtualSpace",
@@ -54,13 +56,52 @@ const CLASSES: [&str; 4] = [
 #[derive(Debug)]
 struct Layout {
     major: u32,
-    code_heaps: Option<[u64; 3]>,
+    code_heaps: Option<CodeHeaps>,
     code_spaces: Option<[u64; 2]>,
     space: Option<[u64; 4]>,
-    threads: Option<[u64; 3]>,
+    threads: Option<Threads>,
     stack: Option<[u64; 2]>,
     mark_stack: Option<FlagPlace>,
     classes: Option<classes::Layout>,
+}
+
+/// Where the addresses of the Java threads are found.
+#[derive(Debug, Clone, Copy)]
+enum Threads {
+    /// A variable with the address of an array of addresses, and the fields with its length and its data.
+    Array { variable: u64, length: u64, data: u64 },
+    /// A variable with the address of the first, and the field with that of the next (JDK 8).
+    Chain { variable: u64, next: u64 },
+}
+
+impl Threads {
+    fn read(structs: &Structs<'_>) -> Option<Self> {
+        if let Some(variable) = structs.address("Threads", "_thread_list") {
+            return Some(Self::Chain { variable, next: structs.offset("JavaThread", "_next")? });
+        }
+        Some(Self::Array {
+            variable: structs.address("ThreadsSMRSupport", "_java_thread_list")?,
+            length: structs.offset("ThreadsList", "_length")?,
+            data: structs.offset("ThreadsList", "_threads")?,
+        })
+    }
+
+    /// The threads' addresses, at most [`THREADS_MAX`]. `None` if the variable cannot be read.
+    fn addresses(self, memory: &dyn Memory) -> Option<Vec<u64>> {
+        let pointer = |address: u64| pointer(memory, address);
+        match self {
+            Self::Array { variable, length, data } => {
+                let list = pointer(variable)?;
+                let count = number(memory, list.wrapping_add(length))?.min(THREADS_MAX);
+                let data = pointer(list.wrapping_add(data))?;
+                Some((0..count).filter_map(|index| pointer(data.wrapping_add(8 * u64::from(index)))).collect())
+            }
+            Self::Chain { variable, next } => {
+                let chain = std::iter::successors(pointer(variable), |thread| pointer(thread.wrapping_add(next)));
+                Some(chain.take(THREADS_MAX as usize).collect())
+            }
+        }
+    }
 }
 
 /// A JVM whose native memory is read, now and again.
@@ -174,14 +215,10 @@ impl Reader {
     /// The heaps of the code cache, with their maps of segments.
     fn code_cache(&self, memory: &dyn Memory) -> Option<Part> {
         let pointer = |address: u64| pointer(memory, address);
-        let [heaps, length, data] = self.layout.code_heaps?;
+        let heaps = self.layout.code_heaps?.addresses(memory, CODE_HEAPS_MAX);
         let [low, high, low_end, high_end] = self.layout.space?;
-        let array = pointer(heaps)?;
-        let count = number(memory, array.wrapping_add(length))?.min(CODE_HEAPS_MAX);
-        let data = pointer(array.wrapping_add(data))?;
         let (mut reserved, mut committed, mut ranges) = (0u64, 0u64, Vec::new());
-        for index in 0..count {
-            let heap = pointer(data.wrapping_add(8 * u64::from(index)))?;
+        for heap in &heaps {
             for space in self.layout.code_spaces? {
                 let at = |field: u64| pointer(heap.wrapping_add(space).wrapping_add(field));
                 let range = |from: u64, to: u64| {
@@ -199,7 +236,7 @@ impl Reader {
             reserved_bytes: Some(reserved),
             committed_bytes: Some(committed),
             resident_bytes: Some(resident_bytes(memory, ranges.into_iter())),
-            count: Some(u64::from(count)),
+            count: Some(heaps.len() as u64),
             source: "CodeHeap::_memory and _segmap",
             ..Part::default()
         })
@@ -207,16 +244,11 @@ impl Reader {
 
     /// The stacks of Java threads by the JVM's list, and of the JVM's other threads by their stack pointers.
     fn stacks(&self, memory: &dyn Memory, maps: &Maps, threads: &[ThreadState]) -> Option<Part> {
-        let pointer = |address: u64| pointer(memory, address);
-        let ([list, length, array], [base, bytes]) = (self.layout.threads?, self.layout.stack?);
-        let list = pointer(list)?;
-        let count = number(memory, list.wrapping_add(length))?.min(THREADS_MAX);
-        let array = pointer(list.wrapping_add(array))?;
+        let [base, bytes] = self.layout.stack?;
         let mut stacks: Vec<Range<u64>> = Vec::new();
-        for index in 0..count {
+        for thread in self.layout.threads?.addresses(memory)? {
             let stack = || {
-                let thread = pointer(array.wrapping_add(8 * u64::from(index)))?;
-                let end = pointer(thread.wrapping_add(base))?;
+                let end = pointer(memory, thread.wrapping_add(base))?;
                 let bytes = memory.word(thread.wrapping_add(bytes)).filter(|&bytes| bytes <= RESERVATION_BYTES_MAX)?;
                 Some(end.checked_sub(bytes)?..end)
             };
@@ -320,21 +352,15 @@ impl Layout {
         let wanted: Vec<&str> = WANTED.into_iter().chain(classes::WANTED).collect();
         let structs = Structs::read(library, &wanted).ok_or(Refusal::NoStructures)?;
         let offset = |owner: &str, field: &str| structs.offset(owner, field);
-        let version = structs.address("Abstract_VM_Version", "_vm_major_version");
-        let major = version.and_then(|place| library.memory.bytes(place, 4)).map_or(0, |bytes| word32_at(&bytes, 0));
-        let length = offset("GrowableArrayBase", "_len").or_else(|| offset("GenericGrowableArray", "_len"));
+        let major = layout::version(&structs, library.memory).unwrap_or(0);
         let [narrow, mark_stack] = structs.flags(["UseCompressedOops", "MarkStackSize"]);
         let thread = |field: &str| offset("JavaThread", field).or_else(|| offset("Thread", field));
         Ok(Self {
             major,
-            code_heaps: all([structs.address("CodeCache", "_heaps"), length, offset("GrowableArray<int>", "_data")]),
+            code_heaps: CodeHeaps::read(&structs).ok(),
             code_spaces: all([offset("CodeHeap", "_memory"), offset("CodeHeap", "_segmap")]),
             space: all(["_low_boundary", "_high_boundary", "_low", "_high"].map(|field| offset("VirtualSpace", field))),
-            threads: all([
-                structs.address("ThreadsSMRSupport", "_java_thread_list"),
-                offset("ThreadsList", "_length"),
-                offset("ThreadsList", "_threads"),
-            ]),
+            threads: Threads::read(&structs),
             stack: all(["_stack_base", "_stack_size"].map(thread)),
             mark_stack,
             classes: classes::Layout::read(&structs, major, narrow, library.bias),

@@ -2,7 +2,7 @@ import java.lang.management.BufferPoolMXBean;
 import java.lang.management.ManagementFactory;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
-import java.nio.file.Path;
+import java.nio.file.Paths;
 import java.util.ArrayList;
 import java.util.List;
 
@@ -22,7 +22,7 @@ public class Parts {
         for (int i = 0; i < 5; i++)
             KEPT.add(ByteBuffer.allocateDirect(7_000_000 + i));
         for (int i = 0; i < 3; i++)
-            try (FileChannel file = FileChannel.open(Path.of(arguments[0]))) {
+            try (FileChannel file = FileChannel.open(Paths.get(arguments[0]))) {
                 KEPT.add(file.map(FileChannel.MapMode.READ_ONLY, 0, 3_000_000));
             }
         for (int i = 0; i < 12; i++) {

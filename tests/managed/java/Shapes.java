@@ -15,6 +15,8 @@ import java.util.zip.Deflater;
 
 /** Calls a probe through every kind of frame that Java compilers and the JVM make; the probe is a native method that allocates. */
 public class Shapes {
+    /** Depth of some stacks, 0 = none. */
+    static final int DEEP = Integer.getInteger("deep", 0);
     static boolean probing;
     static volatile long sink;
 
@@ -235,6 +237,10 @@ public class Shapes {
 
     static void all(int i, int late) throws Throwable {
         recursive(3 + i % 20);
+        if (DEEP > 0 && i % 10 == 0) {
+            recursive(DEEP + i % 20);
+            SHAPES[i % SHAPES.length].go(DEEP / 2);
+        }
         for (int first = 0; first < SHAPES.length; first++)
             SHAPES[first].go(5 + i % 15);
         outer(i);

@@ -1,3 +1,4 @@
+import java.io.DataInputStream;
 import java.io.InputStream;
 import java.lang.management.BufferPoolMXBean;
 import java.lang.management.ManagementFactory;
@@ -39,7 +40,8 @@ public class Threads {
     static void unload() throws Exception {
         byte[] code;
         try (InputStream in = Threads.class.getResourceAsStream("Threads$Unloaded.class")) {
-            code = in.readAllBytes();
+            code = new byte[in.available()];
+            new DataInputStream(in).readFully(code);
         }
         for (int i = 0; i < 30; i++) {
             Runnable unloaded = (Runnable) new Loader().load(code).getDeclaredConstructor().newInstance();
