@@ -281,7 +281,8 @@ static long fp_python_step(__u32 i, struct fp_python_loop *loop)
 
 	if (!frame)
 		return !fp_python_next_thread(python);
-	if (python->len >= FP_PYTHON_FRAMES_MAX) {
+	/* A limit above the usual one is of native frames only. */
+	if (python->len >= FP_PYTHON_FRAMES_MAX || (fp_frames_limit < FP_FRAMES_MAX && python->len >= fp_frames_limit)) {
 		python->end = FP_PYTHON_END_LIMIT;
 		return 1;
 	}

@@ -15,8 +15,11 @@ enum fp_limit {
 	 * needs a hash lookup to know whose event it sees. 1024 x 128 B = 128 KiB. */
 	FP_TARGETS_MAX = 1024,
 
-	/* Frames of one stack. Real stacks of servers and JVMs stay below 100; 128 x 8 B = 1 KiB a definition. */
+	/* Frames of one stack, unless more are requested. Real stacks of servers and JVMs stay below 100; 128 x 8 B = 1 KiB a definition. */
 	FP_FRAMES_MAX = 128,
+
+	/* Frames of one stack that can be requested: as many times FP_FRAMES_MAX as fit into task storage beside a record's head (deep.bpf.h). */
+	FP_FRAMES_DEEP_MAX = 7 * FP_FRAMES_MAX,
 
 	/* Ring buffers. Each recording has one of its own, and a row of counters; a target's records all go through one and so keep their
 	 * order. */
@@ -125,7 +128,7 @@ struct fp_free_stack {
 enum fp_unwind_end {
 	FP_END_NONE = 0,           /* not ended: never on the wire */
 	FP_END_COMPLETE = 1,       /* reached the thread's or the process's entry: undefined return address */
-	FP_END_FRAME_LIMIT = 2,    /* FP_FRAMES_MAX or the configured depth */
+	FP_END_FRAME_LIMIT = 2,    /* the configured limit, FP_FRAMES_MAX by default */
 	FP_END_NO_MAPPING = 3,     /* pc in no known executable mapping */
 	FP_END_NO_TABLE = 4,       /* the mapping's table is not loaded (yet, or refused by the budget) */
 	FP_END_NO_ROW = 5,         /* the table has no row for this pc */
@@ -176,7 +179,7 @@ enum fp_frame_kind {
 struct fp_stack {
 	struct fp_head head;
 	unsigned long long hash;  /* of (slot generation, frames, end); never 0 */
-	unsigned short len;       /* frames that follow, <= FP_FRAMES_MAX */
+	unsigned short len;       /* frames that follow, <= FP_FRAMES_DEEP_MAX */
 	unsigned char end;        /* enum fp_unwind_end */
 	unsigned char pad[5];
 	unsigned long long frames[]; /* FP_FRAME_* | address */

@@ -10,6 +10,16 @@
 #include "thread.bpf.h"
 #include "unwind.bpf.h"
 
+/* A definition has been sent. */
+static __always_inline void fp_note_sent(struct fp_walk *walk, struct fp_target *target, __u64 to, __u64 key)
+{
+	__u8 one = 1;
+
+	walk->defined = to;
+	if (bpf_map_update_elem(&stacks_sent, &key, &one, BPF_ANY))
+		fp_count(target, FP_CNT_STACK_TABLE_FULL);
+}
+
 /* Sends the walk's definition unless this target's has been sent. */
 static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
 {
@@ -17,7 +27,6 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 	struct fp_stack *record = &walk->frames[walk->now & 1].record;
 	void *ring;
 	__u64 size;
-	__u8 one = 1;
 
 	if (walk->defined == to)
 		return;
@@ -38,6 +47,15 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 	record->hash = walk->hash;
 	record->len = walk->len;
 	record->end = walk->end;
+#ifndef FP_LEGACY
+	if (walk->before) {
+		if (fp_send_deep(walk, record, ring))
+			fp_lost(target, FP_CNT_LOST_STACK);
+		else
+			fp_note_sent(walk, target, to, key);
+		return;
+	}
+#endif
 	size = walk->len;
 	if (size > FP_FRAMES_MAX)
 		size = FP_FRAMES_MAX;
@@ -48,9 +66,7 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 		fp_lost(target, FP_CNT_LOST_STACK);
 		return;
 	}
-	walk->defined = to;
-	if (bpf_map_update_elem(&stacks_sent, &key, &one, BPF_ANY))
-		fp_count(target, FP_CNT_STACK_TABLE_FULL);
+	fp_note_sent(walk, target, to, key);
 }
 
 /* Requests the table that a walk found missing. Not a loss if the ring is full: a later walk requests it again. */

@@ -10,6 +10,7 @@
  *   unwind_step      frame -> caller
  *   hotspot          frame of a JVM -> caller
  *   unwind_repeat    reuses what the thread's last walk has established
+ *   deep             more than FP_FRAMES_MAX frames
  *
  * Stack words are read through a window of 1 KiB, because one copy of 1 KiB costs hardly more than one of 8 bytes and the next frames'
  * words are mostly near.
@@ -19,6 +20,9 @@
 #ifndef FRAGPROF_UNWIND_BPF_H
 #define FRAGPROF_UNWIND_BPF_H
 
+#ifndef FP_LEGACY
+#include "deep.bpf.h"
+#endif
 #include "unwind_repeat.bpf.h"
 #include "unwind_step.bpf.h"
 
@@ -56,7 +60,7 @@ FP_CHECKED_BY_ITSELF __u32 fp_step_anew(struct fp_walk *walk)
 			pc = walk->pc;
 		}
 	}
-	if (walk->len >= FP_FRAMES_MAX)
+	if (fp_is_full(walk))
 		return FP_END_FRAME_LIMIT;
 #ifndef FP_LEGACY
 	if (known && walk->mapping.kind == FP_MAPPING_HOTSPOT)
@@ -110,6 +114,10 @@ static long fp_walk_loop(__u32 i, struct fp_walk_loop *loop)
 {
 	struct fp_walk *walk = loop->walk;
 
+#ifndef FP_LEGACY
+	if (walk->len >= FP_FRAMES_MAX)
+		fp_deepen(walk);
+#endif
 	switch (fp_repeat_step(walk)) {
 	case FP_REPEAT_STEP:
 		return 0;
@@ -144,7 +152,7 @@ static __always_inline void fp_walk_frames(struct fp_walk *walk)
 {
 	struct fp_walk_loop loop = { .walk = walk };
 
-	bpf_loop(FP_FRAMES_MAX + 1, fp_walk_loop, &loop, 0);
+	bpf_loop(FP_FRAMES_DEEP_MAX + 1, fp_walk_loop, &loop, 0);
 }
 #endif
 
@@ -220,6 +228,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 	walk->window_base = ~0ULL;
 	walk->need_pc = 0;
 	walk->len = 0;
+	walk->before = 0;
 	walk->last_at = 0;
 	walk->repeated = 0;
 	walk->reused = 0;
@@ -248,7 +257,7 @@ static __always_inline void fp_count_walk(const struct fp_walk *walk, __u32 shar
 		return;
 	}
 	__sync_fetch_and_add(&row->value[FP_CNT_WALK], 1);
-	__sync_fetch_and_add(&row->value[FP_CNT_FRAMES], walk->len);
+	__sync_fetch_and_add(&row->value[FP_CNT_FRAMES], walk->before + walk->len);
 	if (walk->repeated)
 		__sync_fetch_and_add(&row->value[FP_CNT_WALK_TAIL_REUSED], 1);
 	if (end < FP_END_MAX)

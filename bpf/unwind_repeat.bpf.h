@@ -10,7 +10,8 @@
  * Code that a JVM compiled at an address of other code may have the same size of frame: the daemon raises the generation each second while a
  * JVM is watched, so that the old name lasts no longer. An interpreted frame's method and bytecode are compared as well.
  *
- * A walk that is the same from the leaf on is verified as a whole, one that differs in its inner frames step by step.
+ * A walk that is the same from the leaf on is verified as a whole, one that differs in its inner frames step by step. Of a walk of more than
+ * FP_FRAMES_MAX frames only the outermost are kept to compare with.
  */
 #ifndef FRAGPROF_UNWIND_REPEAT_BPF_H
 #define FRAGPROF_UNWIND_REPEAT_BPF_H
@@ -46,7 +47,7 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 		last = fp_step_at(walk, half, at);
 	}
 	walk->last_at = at;
-	if (at >= walk->last_len || walk->len >= FP_FRAMES_MAX)
+	if (at >= walk->last_len || fp_is_full(walk))
 		return FP_REPEAT_NOT;
 	word = *fp_word_at(walk, half, at);
 	how = last->how;
@@ -143,7 +144,7 @@ static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs
 	struct fp_step *leaf = fp_step_at(walk, walk->now, 0);
 	struct fp_verify_loop loop = { .walk = walk, .other_bp = leaf->bp != FP_BP(regs) };
 
-	if (walk->end != FP_END_COMPLETE || !walk->len || walk->len > FP_FRAMES_MAX)
+	if (walk->end != FP_END_COMPLETE || walk->before || !walk->len || walk->len > FP_FRAMES_MAX)
 		return false;
 	if (walk->first_sp[walk->now & 1] != FP_SP(regs) || *fp_word_at(walk, walk->now, 0) != (FP_PC(regs) | FP_FRAME_EXACT))
 		return false;

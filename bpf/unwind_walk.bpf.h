@@ -21,6 +21,14 @@
 #define FP_CHECKED_BY_ITSELF __noinline
 #endif
 
+/* The most frames of a stack, the innermost ones: at most FP_FRAMES_DEEP_MAX, set before the programs are loaded. Programs for old kernels
+ * end at FP_FRAMES_MAX. */
+#ifdef FP_HOST
+static __u32 fp_frames_limit = FP_FRAMES_MAX;
+#else
+const volatile __u32 fp_frames_limit SEC(".rodata.frames") = FP_FRAMES_MAX;
+#endif
+
 /* The farthest a frame pointer may be above the stack pointer to be accepted where there is no table. */
 #define FP_FRAME_BYTES_MAX (1ULL << 20)
 
@@ -83,7 +91,7 @@ struct fp_walk {
 	__u32 granules;
 	__u32 rules_block;
 	__u32 rows_block;
-	__u32 pad;
+	__u32 before;           /* frames of this walk inside of those kept here: they are in struct fp_deep */
 
 	/* Stack memory at window_base; ~0 = nothing. */
 	__u64 window_base;
@@ -99,7 +107,7 @@ struct fp_walk {
 	__u64 interpreter_begin;
 	__u64 interpreter_end;
 	__u32 bytecode_below;
-	__u32 pad_of_jvm;
+	__u32 pad;
 
 	/* The current walk and the last one, alternating between the two halves of the fields below. */
 	__u32 now;              /* this walk's half: 0 or 1 */
@@ -182,6 +190,12 @@ static __always_inline __u32 fp_near_sp(const struct fp_walk *walk, __u64 sp)
 static __always_inline __u64 fp_sp_of(const struct fp_walk *walk, __u32 half, const struct fp_step *step)
 {
 	return walk->first_sp[half & 1] + 8ULL * step->sp;
+}
+
+/* Whether the walk has as many frames as it may. */
+static __always_inline bool fp_is_full(const struct fp_walk *walk)
+{
+	return walk->len >= FP_FRAMES_MAX || walk->before + walk->len >= fp_frames_limit;
 }
 
 /* Appends the frame reached. */

@@ -15,7 +15,7 @@ pub fn features() -> Features {
     features.attach_cookie = helper(libbpf_sys::BPF_FUNC_get_attach_cookie);
     features.bpf_loop = helper(libbpf_sys::BPF_FUNC_loop);
     for method in Attach::ALL {
-        let support = match load::load(Some(method), false) {
+        let support = match load::load(&Config { method: Some(method), ..Config::default() }) {
             Ok((object, _)) => {
                 if features.unwind_tables == Support::Unknown {
                     features.unwind_tables =

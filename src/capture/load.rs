@@ -8,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{Link, Map, MapCore as _, Object, ObjectBuilder, OpenObject, PrintLevel, ProgramMut};
 
-use super::{Error, Result, trial};
+use super::{Config, Error, Result, trial};
+use crate::bpf;
 use crate::machine::Machine;
 use crate::probe::features::Attach;
 
@@ -99,7 +100,8 @@ pub(super) fn cause(messages: &str) -> Option<String> {
 }
 
 /// Tries the methods in order (or only the one requested) until an object loads and a probe on this process reports its hit.
-pub fn load(wanted: Option<Attach>, windows: bool) -> Result<(Object, Offer)> {
+pub fn load(config: &Config) -> Result<(Object, Offer)> {
+    let (wanted, windows) = (config.method, config.windows);
     libbpf_rs::set_print(Some((PrintLevel::Info, keep_message)));
     if windows && Machine::HOST != Machine::X86_64 {
         let reason = "recording within a budget counts first touches of pages, for which the kernel has no tracepoint on this machine";
@@ -108,7 +110,7 @@ pub fn load(wanted: Option<Attach>, windows: bool) -> Result<(Object, Offer)> {
     let mut refused = Vec::new();
     for method in Attach::ALL.into_iter().filter(|m| wanted.is_none_or(|w| w == *m)) {
         MESSAGES.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        match trial::glance(method).and_then(|()| try_load(method, windows)) {
+        match trial::glance(method).and_then(|()| try_load(method, config)) {
             Ok((object, sees_vfork_children)) => return Ok((object, Offer { method, refused, sees_vfork_children })),
             Err(error) => {
                 let messages = std::mem::take(&mut *MESSAGES.lock().unwrap_or_else(PoisonError::into_inner));
@@ -163,18 +165,31 @@ fn hint_for(root: bool, lockdown: &str) -> &'static str {
     }
 }
 
-fn try_load(method: Attach, windows: bool) -> libbpf_rs::Result<(Object, bool)> {
+fn try_load(method: Attach, config: &Config) -> libbpf_rs::Result<(Object, bool)> {
     let mut open: OpenObject = ObjectBuilder::default().name("fragprof")?.open_memory(object(method))?;
+    set_frames_max(&mut open, config.frames_max)?;
     for mut program in open.progs_mut() {
         let name = program.name().to_owned();
         let name = name.to_string_lossy();
         let of_windows = FOR_WINDOWS.contains(&&*name) && (method == Attach::Session || name != "window_session");
-        let wanted = windows && (of_windows || large_programs(method).contains(&&*name));
+        let wanted = config.windows && (of_windows || large_programs(method).contains(&&*name));
         program.set_autoload(programs(method).contains(&&*name) || MACHINE_WIDE.contains(&&*name) || wanted);
     }
     let object = open.load()?;
     let sees_vfork_children = trial::run(&object, method)?;
     Ok((object, sees_vfork_children))
+}
+
+/// The section with the programs' limit of frames (`fp_frames_limit`).
+const FRAMES_SECTION: &str = ".rodata.frames";
+
+/// Sets the programs' limit of frames.
+pub fn set_frames_max(open: &mut OpenObject, frames_max: u32) -> libbpf_rs::Result<()> {
+    let limit = frames_max.clamp(1, bpf::FRAMES_DEEP_MAX);
+    for mut map in open.maps_mut().filter(|map| map.name() == FRAMES_SECTION) {
+        map.set_initial_value(&limit.to_ne_bytes())?;
+    }
+    Ok(())
 }
 
 /// A program by name.

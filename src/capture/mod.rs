@@ -120,6 +120,9 @@ pub struct Config {
     pub method: Option<Attach>,
     /// Whether processes may also be watched in windows, and first touches of pages are counted.
     pub windows: bool,
+    /// Maximum number of frames of a stack, of which the innermost are kept: 1 to [`bpf::FRAMES_DEEP_MAX`]; kernels before 5.17 keep
+    /// [`bpf::FRAMES_MAX`] at most.
+    pub frames_max: u32,
 }
 
 /// Default size of a ring buffer. Two threads in a tight malloc/free loop produce about 90 MB of records per second; 32 MiB hold the third
@@ -131,7 +134,7 @@ pub const TABLES_BYTES: u64 = 64 << 20;
 
 impl Default for Config {
     fn default() -> Self {
-        Self { tables_bytes: TABLES_BYTES, method: None, windows: false }
+        Self { tables_bytes: TABLES_BYTES, method: None, windows: false, frames_max: bpf::FRAMES_MAX }
     }
 }
 
@@ -258,7 +261,7 @@ impl Capture {
     /// [`Error::Load`] with the reason and a hint: a missing capability, or a kernel without the required features.
     pub fn load(config: &Config) -> Result<Self> {
         crate::machine::open_files::raise();
-        let (object, offer) = load::load(config.method, config.windows)?;
+        let (object, offer) = load::load(config)?;
         let outer = MapHandle::try_from(&load::map(&object, "rings")).map_err(|source| Error::Map { map: "rings", source })?;
         let machine_wide = load::attach_machine_wide(&object)?;
         let tables = Tables::new(&object, config.tables_bytes)?;

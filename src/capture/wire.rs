@@ -277,7 +277,7 @@ fn decode_checked(bytes: &[u8]) -> Option<Record<'_>> {
         RecordKind::Stack => {
             let (r, rest) = bpf::Stack::ref_from_prefix(bytes).ok()?;
             let len = usize::from(r.len);
-            if len > bpf::FRAMES_MAX as usize {
+            if len > bpf::FRAMES_DEEP_MAX as usize {
                 return None;
             }
             let (frames, _) = <[u64]>::ref_from_prefix_with_elems(rest, len).ok()?;

@@ -14,6 +14,7 @@ use super::help::examples;
 use super::output::{self, say};
 use super::progress::{self, Progress, Said};
 use super::stop::stop_flag;
+use crate::bpf::FRAMES_DEEP_MAX;
 use crate::capture;
 use crate::emitter::{Emitter, Finder};
 use crate::error::{ExitStatus, Failed};
@@ -78,6 +79,9 @@ pub struct RecordArgs {
     /// Keep the frames of CPython's evaluation loop too, in whose place Python frames stand
     #[arg(long, hide_short_help = true)]
     pub native: bool,
+    /// Frames of a stack to keep, counted from the allocator; deeper stacks are cut and say so [default: 128]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(FRAMES_DEEP_MAX)), hide_short_help = true)]
+    pub max_frames: Option<u32>,
     /// At the end, scan the heap and split the rows [before attach] and [unattributed] by root, owner and type; takes about two seconds of
     /// CPU time per GiB
     #[arg(long)]
@@ -212,6 +216,7 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         censuses: true,
         owners: args.owners,
         native_frames: args.keeps_native(),
+        frames_max: args.max_frames,
         source: match args.mode {
             None if args.trace.is_some() => Choice::Functions,
             None => Choice::Best,
@@ -327,6 +332,7 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
         ring_bytes: args.buffer_kib.map(|kib| kib << 10),
         large_blocks: !args.no_large_blocks,
         native_frames: args.keeps_native(),
+        frames_max: args.max_frames,
         ..GovernedOptions::default()
     };
     let mut governed = Governed::new(options).map_err(failed)?;

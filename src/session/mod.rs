@@ -127,6 +127,8 @@ pub struct Options {
     pub owners: bool,
     /// Keep the native frames in whose place Python frames stand.
     pub native_frames: bool,
+    /// Maximum number of frames of a stack; `None` = [`crate::bpf::FRAMES_MAX`].
+    pub frames_max: Option<u32>,
     /// Write every event of the first process into this trace.
     pub trace: Option<trace::SharedTrace>,
 }

@@ -95,12 +95,16 @@ impl Recorder {
     /// # Errors
     /// If BPF is not permitted or the kernel lacks a required feature.
     pub fn new(options: Options) -> Result<Self, Error> {
-        let config =
-            capture::Config { method: options.method, tables_bytes: options.tables_bytes.unwrap_or(capture::TABLES_BYTES), windows: false };
+        let config = capture::Config {
+            method: options.method,
+            tables_bytes: options.tables_bytes.unwrap_or(capture::TABLES_BYTES),
+            windows: false,
+            frames_max: options.frames_max.unwrap_or(bpf::FRAMES_MAX),
+        };
         Self::over(Session::load(&config)?, options)
     }
 
-    /// A recording that shares loaded programs with others: the `options` that concern loading (method, tables) are ignored.
+    /// A recording that shares loaded programs with others: the `options` that concern loading (method, tables, frames) are ignored.
     ///
     /// # Errors
     /// If no ring is left, or only emitters are accepted and cannot be heard.

@@ -45,7 +45,7 @@ impl Session {
     /// # Errors
     /// As [`Session::load`].
     pub fn load_for_all(tables_bytes: u64) -> Result<SharedSession, Error> {
-        let config = capture::Config { tables_bytes, windows: true, method: None };
+        let config = capture::Config { tables_bytes, windows: true, ..capture::Config::default() };
         match Capture::load(&config) {
             Ok(capture) => Ok(Self::of(capture, None)),
             Err(error) => {

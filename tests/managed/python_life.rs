@@ -206,3 +206,29 @@ fn an_interpreter_that_is_not_known_is_refused_by_name() {
     assert!(doctor.out.contains("Python frames are not named: its CPython is 3.99.0, which is newer than 3.14"), "{}", doctor.out);
     process.signal(rustix::process::Signal::KILL);
 }
+
+#[test]
+fn a_limit_cuts_the_outer_frames_of_python_and_a_higher_one_changes_nothing() {
+    if bpf().is_none() {
+        return;
+    }
+    // Their calls take no frames of the native stack.
+    for python in python::all().into_iter().filter(|python| python.minor >= 11) {
+        for (limit, expected) in [("40", 40), ("128", 151), ("896", 151)] {
+            let mut process = Process::start_piped(Command::new(&python.program).arg(python::source("deep.py")));
+            let mut input = process.input();
+            assert!(process.out.wait_for(LIMIT, |line| line == "ready").is_some(), "{}\n{}", process.out, process.err);
+            let mut recording = Recording::attach_by(fragprof(), &[process.pid()], &["--max-frames", limit]);
+            writeln!(input, "150 30").unwrap();
+            assert!(process.out.wait_for(LIMIT, |line| line == "done").is_some(), "{}\n{}", process.out, process.err);
+            recording.process.signal(rustix::process::Signal::INT);
+            assert!(recording.wait(LIMIT).success(), "{}", recording.process.err.all());
+            let calls = |stack: &Vec<String>| stack.iter().filter(|function| *function == "down").count();
+            let all = stacks(&report(&recording.file(), &[]));
+            let stack = all.iter().find(|stack| calls(stack) == expected);
+            let stack = stack.unwrap_or_else(|| panic!("{} {limit}: {:?}", python.version, all.iter().map(calls).collect::<Vec<_>>()));
+            let is_cut = stack.iter().any(|function| function == "[Python frames beyond the limit]");
+            assert_eq!((is_cut, stack.iter().any(|function| function == "<module>")), (expected == 40, expected != 40), "{stack:#?}");
+        }
+    }
+}

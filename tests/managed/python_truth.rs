@@ -33,7 +33,7 @@ fn said(path: &Path) -> Sums {
         let mut stack: Vec<String> = frames.iter().map(|(function, file, line)| text(function, file, line)).collect();
         if stack.len() > PYTHON_FRAMES_MAX as usize {
             stack.truncate(PYTHON_FRAMES_MAX as usize);
-            stack.push(format!("[Python frames beyond the limit of {PYTHON_FRAMES_MAX}] :0"));
+            stack.push("[Python frames beyond the limit] :0".to_owned());
         }
         let sum = sums.entry(stack).or_default();
         *sum = (sum.0 + 1, sum.1 + size);

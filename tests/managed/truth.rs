@@ -71,8 +71,8 @@ fn recorded(report: &Value) -> (Sums, (u64, u64)) {
     (stacks, completeness)
 }
 
-/// Runs the program with options and compares every stack. Returns how many stacks there were.
-fn compare(java: &Java, options: &[&str], warm: u32, rounds: u32) -> u64 {
+/// Runs the program with options and compares every stack, recorded with options too. Returns how many stacks there were.
+fn compare(java: &Java, options: &[&str], recorder: &[&str], warm: u32, rounds: u32) -> u64 {
     let directory = TempDir::new().unwrap();
     let dir = directory.path();
     java::compile(java, dir, &[java::source("Probe.java"), java::source("Shapes.java")]);
@@ -87,7 +87,7 @@ fn compare(java: &Java, options: &[&str], warm: u32, rounds: u32) -> u64 {
     let mut input = process.input();
     let ready = process.out.wait_for(4 * LIMIT, |line| line == "ready");
     assert!(ready.is_some(), "{what}: {}\n{}", process.out, process.err);
-    let recording = Recording::attach(&[process.pid()]);
+    let recording = Recording::attach_by(fragprof(), &[process.pid()], recorder);
     writeln!(input).unwrap();
     let done = process.out.wait_for(4 * LIMIT, |line| line == "done");
     assert!(done.is_some(), "{what}: {}\n{}", process.out, process.err);
@@ -152,8 +152,21 @@ fn java_stacks_are_those_that_jvmti_says_in_method_and_bytecode_index() {
             modes.push((&["-XX:+UseZGC"], 1000));
         }
         for (options, warm) in modes {
-            let stacks = compare(&java, options, warm, 40);
+            let stacks = compare(&java, options, &[], warm, 40);
             assert!(stacks >= 1000, "{stacks}");
+        }
+    }
+}
+
+#[test]
+fn java_stacks_of_hundreds_of_frames_are_whole_where_they_are_allowed() {
+    if bpf().is_none() {
+        return;
+    }
+    let _one = serial();
+    for java in java::all().into_iter().rev().take(1) {
+        for options in [&["-Ddeep=500"][..], &["-Ddeep=500", "-Xint"]] {
+            assert!(compare(&java, options, &["--max-frames", "896"], 300, 40) >= 1000);
         }
     }
 }

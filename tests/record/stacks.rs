@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{Place, Program, place, target_command};
 use crate::support::build::script;
-use crate::support::recording::Recording;
+use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::Target;
 use crate::support::report::{Report, Stack};
 use crate::support::{bpf, serial};
@@ -97,6 +97,52 @@ fn recursion_is_shown_frame_by_frame() {
         assert_eq!(names.iter().filter(|name| **name == "descend").count(), frames, "{names:?}");
         assert!(names.contains(&"main"), "{names:?}");
     }
+}
+
+/// What `deep_recursion` allocates, recorded at a limit.
+fn deep(limit: &str) -> Option<Report> {
+    bpf()?;
+    let mut target = Target::start(&mut target_command(Program::new("deep_recursion"), place::ATTACHED_TO_GLIBC));
+    let recording = Recording::attach_by(fragprof(), &[target.pid()], &["--max-frames", limit]);
+    target.go_to("done");
+    Some(recording.stop())
+}
+
+/// The stack of these depths, by their numbers: how many recursive frames it has, how many in all, and what is said of its end.
+fn of_depths(report: &Report, mut numbers: std::ops::Range<u64>) -> (usize, usize, Option<&str>) {
+    let allocations = 20 * (numbers.end - numbers.start);
+    let bytes = numbers.clone().map(|number| 20 * (200 + number)).sum::<u64>();
+    let holds = |stack: &&Stack| (stack.totals.inuse_allocations, stack.totals.inuse_bytes) == (allocations, bytes);
+    let stack = report.stacks.iter().find(holds).unwrap_or_else(|| panic!("no stack of depth number {:?}", numbers.next()));
+    let names = stack.names();
+    assert!(names.iter().position(|name| *name == "site_deep").is_some_and(|at| at <= 1), "the allocator's side is cut: {names:?}");
+    assert_eq!(names.contains(&"main"), stack.truncated.is_none(), "{names:?}");
+    (names.iter().filter(|name| **name == "descend").count(), names.len(), stack.truncated.as_deref())
+}
+
+/// The depths of `deep_recursion`.
+const DEPTHS: [usize; 16] = [0, 1, 50, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 300, 5000];
+
+#[test]
+fn stacks_of_more_than_128_frames_are_whole_where_they_are_allowed() {
+    let Some(report) = deep("600") else { return };
+    for (number, depth) in (0..).zip(DEPTHS).take(15) {
+        let (frames, _, truncated) = of_depths(&report, number..number + 1);
+        assert_eq!((frames, truncated), (depth + 1, None));
+    }
+    // The deepest one is cut at the limit.
+    let (frames, all, truncated) = of_depths(&report, 15..16);
+    assert_eq!((all, truncated), (600, Some("more frames than the limit")));
+    assert!(frames >= 597, "{frames}");
+}
+
+#[test]
+fn a_lower_limit_of_frames_cuts_the_outer_side() {
+    let Some(report) = deep("20") else { return };
+    let [first, second, cut] = [0..1, 1..2, 2..16].map(|numbers| of_depths(&report, numbers));
+    assert_eq!((first.0, first.2, second.0, second.2), (1, None, 2, None));
+    // Cut, the others are one stack.
+    assert_eq!((cut.1, cut.2), (20, Some("more frames than the limit")));
 }
 
 #[test]

@@ -46,6 +46,9 @@ pub struct Stack {
     pub pid: Option<u32>,
     /// Frames, leaf first.
     pub frames: Vec<Frame>,
+    /// Why its outer frames are missing, if they are.
+    #[serde(default)]
+    pub truncated: Option<String>,
     /// Its allocations.
     #[serde(flatten)]
     pub totals: Totals,

@@ -76,6 +76,12 @@ static long bpf_probe_read_user(void *out, __u32 size, const void *from)
 	return -14;
 }
 
+static long bpf_probe_read_kernel(void *out, __u32 size, const void *from)
+{
+	memcpy(out, from, size);
+	return 0;
+}
+
 #define BPF_LOCAL_STORAGE_GET_F_CREATE 1
 static void *bpf_get_current_task_btf(void)
 {

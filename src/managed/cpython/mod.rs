@@ -20,7 +20,7 @@ use std::sync::Arc;
 use self::code::Code;
 pub use self::code::Definition;
 use self::layout::{DESCRIBED_BYTES, Layout, Version};
-use crate::bpf::{self, PYTHON_FRAMES_MAX, PYTHON_UNREADABLE, PythonEnd};
+use crate::bpf::{self, PYTHON_UNREADABLE, PythonEnd};
 use crate::census::Memory;
 use crate::census::memory::word_at;
 use crate::frame::{Frame, FrameFlags, MODULE_PYTHON};
@@ -240,7 +240,7 @@ impl Python {
     pub fn stack(&mut self, names: &NamedFrames, hash: StackHash, words: &[u64], keeps_loop: bool) -> Option<Vec<u64>> {
         let held = self.held.remove(&hash.0)?;
         let rest = match PythonEnd::from_wire(u32::from(held.end)) {
-            Some(PythonEnd::Limit) => Some(format!("[Python frames beyond the limit of {PYTHON_FRAMES_MAX}]")),
+            Some(PythonEnd::Limit) => Some("[Python frames beyond the limit]".to_owned()),
             Some(PythonEnd::Unreadable) => Some(FRAMES_UNREADABLE.to_owned()),
             _ => None,
         };

@@ -96,6 +96,8 @@ pub struct Options {
     pub large_blocks: bool,
     /// Keep the native frames in whose place Python frames stand.
     pub native_frames: bool,
+    /// Maximum number of frames of a stack; `None` = [`crate::bpf::FRAMES_MAX`].
+    pub frames_max: Option<u32>,
     /// Directory that keeps the sites found in C libraries between runs; `None` = they are not kept.
     pub sites_store: Option<PathBuf>,
 }
@@ -111,6 +113,7 @@ impl Default for Options {
             period_min_s: PERIOD_MIN_S,
             large_blocks: true,
             native_frames: false,
+            frames_max: None,
             sites_store: None,
         }
     }
@@ -151,7 +154,12 @@ impl Governed {
     /// # Errors
     /// If BPF is not permitted or the kernel lacks a required feature.
     pub fn new(options: Options) -> Result<Self, Error> {
-        let config = capture::Config { method: options.method, windows: true, tables_bytes: options.tables_bytes };
+        let config = capture::Config {
+            method: options.method,
+            windows: true,
+            tables_bytes: options.tables_bytes,
+            frames_max: options.frames_max.unwrap_or(bpf::FRAMES_MAX),
+        };
         Self::over(Session::load(&config)?, options)
     }
 
