@@ -23,6 +23,10 @@
  * The other slots of interpreted frames are the same in JDK 8 to 25 (frame_x86.hpp, interpreter_frame_*_offset); all else is in struct
  * fp_hotspot.
  *
+ * What was found for a return address is kept for all threads, and holds as long as the tables' generation (a second at most) and the
+ * compilation's number are the same: HotSpot gives each code that it compiles another one. So frames of methods are mostly known; what is left
+ * is to read that number and the caller.
+ *
  * Whatever a process writes there, a step reads a bounded number of words of its memory, and goes up its stack or ends.
  */
 #ifndef FRAGPROF_HOTSPOT_BPF_H
@@ -94,6 +98,82 @@ static __always_inline __u64 fp_find_blob(struct fp_walk *walk, const struct fp_
 	if (walk->pc < fp_head_address(walk, jvm, blob, jvm->at_code_begin) || walk->pc >= fp_head_address(walk, jvm, blob, jvm->at_code_end))
 		return 0;
 	return blob;
+}
+
+/* Return addresses that are kept, one for each value of a hash. 40 B each: 160 KiB. */
+#define FP_CODE_PLACES 4096
+
+/* What is known of a return address. Threads write at the same time: a mixture of two has a wrong check. */
+struct fp_code_place {
+	__u64 pc;
+	__u64 word;        /* without flags */
+	__u64 id_at;       /* where the compilation's number is */
+	__u32 mm_id;
+	__u32 frame_bytes;
+	__u32 check;       /* of the fields above and the tables' generation */
+	__u32 pad;
+};
+
+#ifdef FP_HOST
+static __thread struct fp_code_place code_places_of_host[FP_CODE_PLACES];
+#else
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FP_CODE_PLACES);
+	__type(key, __u32);
+	__type(value, struct fp_code_place);
+} code_places SEC(".maps");
+#endif
+
+static __always_inline struct fp_code_place *fp_code_place_of(const struct fp_walk *walk)
+{
+	__u32 key = ((walk->pc ^ walk->mm_id) * 0x9e3779b97f4a7c15ULL) >> 52;
+
+#ifdef FP_HOST
+	return &code_places_of_host[key];
+#else
+	return bpf_map_lookup_elem(&code_places, &key);
+#endif
+}
+
+static __always_inline __u32 fp_code_check(const struct fp_walk *walk, __u64 word, __u64 id_at, __u32 frame_bytes)
+{
+	__u64 sum = (walk->pc ^ word << 1) * 0x9e3779b97f4a7c15ULL;
+
+	sum = (sum ^ sum >> 32 ^ id_at) * 0xff51afd7ed558ccdULL;
+	sum = (sum ^ sum >> 32 ^ (__u64)walk->generation << 32 ^ frame_bytes) * 0xc4ceb9fe1a85ec53ULL;
+	return sum >> 32;
+}
+
+/* Copies what is known of the frame of the pc. false: nothing that holds. */
+static __always_inline bool fp_find_code(const struct fp_walk *walk, __u64 *word, __u32 *frame_bytes)
+{
+	const volatile struct fp_code_place *place = fp_code_place_of(walk);
+	__u32 id = 0, check;
+	__u64 id_at;
+
+	if (!place || place->pc != walk->pc || place->mm_id != walk->mm_id || (walk->flags & FP_FRAME_EXACT >> 32))
+		return false;
+	*word = place->word;
+	*frame_bytes = place->frame_bytes;
+	id_at = place->id_at;
+	check = place->check;
+	return check == fp_code_check(walk, *word, id_at, *frame_bytes) && !bpf_probe_read_user(&id, sizeof(id), (void *)id_at) &&
+	       (id & ((1U << FP_FRAME_COMPILE_BITS) - 1)) == (*word >> FP_FRAME_CODE_BITS & ((1U << FP_FRAME_COMPILE_BITS) - 1));
+}
+
+static __always_inline void fp_keep_code(const struct fp_walk *walk, __u64 word, __u64 id_at, __u32 frame_bytes)
+{
+	struct fp_code_place *place = fp_code_place_of(walk);
+
+	if (!place)
+		return;
+	place->pc = walk->pc;
+	place->word = word;
+	place->id_at = id_at;
+	place->mm_id = walk->mm_id;
+	place->frame_bytes = frame_bytes;
+	place->check = fp_code_check(walk, word, id_at, frame_bytes);
 }
 
 static __always_inline __u64 fp_interpreted_word(__u64 method, __u64 bytecode)
@@ -187,7 +267,7 @@ static __always_inline __u32 fp_step_interpreted(struct fp_walk *walk)
 /* The frame of a blob: by its size, and where it has none by bp. */
 static __always_inline __u32 fp_step_blob(struct fp_walk *walk, const struct fp_hotspot *jvm, __u64 blob)
 {
-	__u64 pc = walk->pc, flags = (__u64)walk->flags << 32, name, bytes, original = 0, cfa, word;
+	__u64 pc = walk->pc, flags = (__u64)walk->flags << 32, name, bytes, original = 0, cfa, word, id_at = 0;
 	__u32 uses_bp = 0, slot, end;
 	struct fp_step *step;
 
@@ -209,6 +289,7 @@ static __always_inline __u32 fp_step_blob(struct fp_walk *walk, const struct fp_
 			word = (__u64)FP_FRAME_KIND_JAVA_COMPILED << FP_FRAME_KIND_BIT |
 			       (__u64)(fp_head_number(walk, jvm->at_compile_id) & ((1U << FP_FRAME_COMPILE_BITS) - 1)) << FP_FRAME_CODE_BITS |
 			       (pc - jvm->code_begin);
+		id_at = blob + jvm->at_method + jvm->at_compile_id;
 	} else if (pc - jvm->barrier_begin < jvm->barrier_end - jvm->barrier_begin) {
 		/* bp may have any value there. */
 		bytes = jvm->barrier_frame_bytes ?: FP_FRAME_BYTES_MAX + 1;
@@ -223,6 +304,8 @@ static __always_inline __u32 fp_step_blob(struct fp_walk *walk, const struct fp_
 		uses_bp = FP_STEP_USES_BP;
 	} else {
 		cfa = walk->sp + bytes;
+		if (FP_FRAME_KIND(word) == FP_FRAME_KIND_JAVA_COMPILED && walk->now_repeatable && !(walk->flags & FP_FRAME_EXACT >> 32))
+			fp_keep_code(walk, word, id_at, bytes);
 	}
 	end = fp_hotspot_caller(walk, cfa);
 	fp_step_done(walk, step, walk->now_bp_at, (end == FP_END_NONE ? walk->now_repeatable : 0) | uses_bp);
@@ -233,12 +316,22 @@ static __always_inline __u32 fp_step_blob(struct fp_walk *walk, const struct fp_
 FP_CHECKED_BY_ITSELF __u32 fp_step_hotspot(struct fp_walk *walk)
 {
 	const struct fp_hotspot *jvm;
+	__u64 blob, word = 0;
+	__u32 bytes = 0, end;
+	struct fp_step *step;
 	bool is_exact;
-	__u64 blob;
-	__u32 end;
 
 	if (!walk)
 		return FP_END_UNSUPPORTED;
+	if (walk->interpreter_end && fp_find_code(walk, &word, &bytes)) {
+		walk->now_bp_at = 0;
+		step = fp_append(walk, word | (__u64)walk->flags << 32);
+		end = fp_hotspot_caller(walk, walk->sp + bytes);
+		fp_step_done(walk, step, walk->now_bp_at, end == FP_END_NONE ? FP_STEP_REPEATABLE : 0);
+		walk->registers = FP_REGS_NONE;
+		walk->flags = 0;
+		return end;
+	}
 	jvm = fp_hotspot_of(walk);
 	if (!jvm)
 		return FP_END_NO_TABLE;

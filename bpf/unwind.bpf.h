@@ -215,6 +215,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 		walk->mapping.begin = 0;
 		walk->mapping.end = 0;
 		walk->table_ready = 0;
+		walk->interpreter_end = 0;
 		walk->python = fp_python_block(mm_id);
 	}
 	fp_keep_registers(walk->leaf, regs);

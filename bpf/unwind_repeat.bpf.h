@@ -5,7 +5,8 @@
  * Most of a stack is unchanged since the thread's last walk. So the last walk's frames are kept, each with what its step read from the
  * stack. If a walk reaches a frame that the last walk also reached (same pc, stack pointer and bp) and the words that the step read then
  * still have the same values, the step must lead to the same caller, and the tables need not be consulted. This is not a guess: a step is
- * a function of the pc, the two registers, those words and the tables, and the tables' generation is compared once per walk. Steps that
+ * a function of the pc, the two registers, those words and the tables, and the tables' generation is compared once per walk. To most code,
+ * also that of Java's compilers, bp is a register like any other: where it determines nothing but itself it may differ. Steps that
  * read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done again.
  * Code that a JVM compiled at an address of other code may have the same size of frame: the daemon raises the generation each second while a
  * JVM is watched, so that the old name lasts no longer. An interpreted frame's method and bytecode are compared as well.
@@ -35,7 +36,7 @@ enum fp_repeat {
 static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 {
 	__u32 half = walk->now ^ 1, at = walk->last_at, i;
-	__u64 word, value, pc, caller_word, caller_bp, caller_sp;
+	__u64 word, pc, caller_word, caller_bp, caller_sp;
 	struct fp_step *last = fp_step_at(walk, half, at), *caller, *step;
 	__s64 bp_at;
 	__u32 how;
@@ -51,7 +52,10 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 		return FP_REPEAT_NOT;
 	word = *fp_word_at(walk, half, at);
 	how = last->how;
-	if (fp_sp_of(walk, half, last) != walk->sp || last->bp != walk->bp || !(how & FP_STEP_REPEATABLE))
+	bp_at = last->bp_at;
+	if (fp_sp_of(walk, half, last) != walk->sp || !(how & FP_STEP_REPEATABLE))
+		return FP_REPEAT_NOT;
+	if (last->bp != walk->bp && (how & FP_STEP_USES_BP || !bp_at))
 		return FP_REPEAT_NOT;
 	if (!fp_is_word_of(walk, word, walk->pc) || (fp_flags_of(word) & FP_FLAGS_BEFORE) != ((__u64)walk->flags << 32 & FP_FLAGS_BEFORE))
 		return FP_REPEAT_NOT;
@@ -67,13 +71,12 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 	caller_word = *fp_word_at(walk, half, at + 1);
 	caller_sp = fp_sp_of(walk, half, caller);
 	caller_bp = caller->bp;
-	bp_at = last->bp_at;
 	if (FP_FRAME_KIND(word) == FP_FRAME_KIND_JAVA_INTERPRETED) {
 		pc = fp_repeat_interpreted(walk, half, at);
 	} else {
 		if (!fp_read_word(walk, fp_repeated_return_slot(caller_sp, bp_at), &pc))
 			return FP_REPEAT_NOT;
-		if (bp_at && (!fp_read_word(walk, caller_sp + bp_at, &value) || value != caller_bp))
+		if (bp_at && !fp_read_word(walk, caller_sp + bp_at, &caller_bp))
 			return FP_REPEAT_NOT;
 	}
 	pc = fp_code_address(pc);
@@ -103,7 +106,7 @@ struct fp_verify_loop {
 	struct fp_walk *walk;
 	__u32 last;     /* index of the outermost step */
 	__u32 verified; /* steps whose words are the same */
-	__u32 other_bp; /* bp differs from the last walk's, and has not been read back from the stack yet */
+	__u32 other_bp; /* bp differs from the last walk's */
 	__u32 pad;
 };
 
@@ -131,14 +134,15 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 		return 1;
 	if (!step->bp_at)
 		return 0;
-	loop->other_bp = 0;
-	return !fp_read_word(walk, caller_sp + step->bp_at, &value) || value != caller->bp;
+	if (!fp_read_word(walk, caller_sp + step->bp_at, &value))
+		return 1;
+	loop->other_bp = value != caller->bp;
+	return 0;
 }
 
 /* Whether a walk from these registers would have the same result as the last one, because it begins at the same pc, sp and bp and every
  * stack word that the last one read still holds the same value. Each word determines the next step together with the tables, so this is
- * proof. A different bp does not matter to steps that do not use it, up to the one that reads bp back from the stack: to compilers it is
- * a register like any other. */
+ * proof. A different bp does not matter to steps that do not use it. */
 static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs *regs)
 {
 	struct fp_step *leaf = fp_step_at(walk, walk->now, 0);

@@ -102,7 +102,7 @@ struct fp_walk {
 		__u8 head[FP_HOTSPOT_METHOD_BYTES];  /* header of a blob (hotspot.bpf.h) */
 	};
 
-	/* Of the JVM whose code the walk has reached, to compare words of its frames (fp_is_word_of). */
+	/* Of the JVM whose code the walk has reached, to compare words of its frames (fp_is_word_of). interpreter_end = 0: not known. */
 	__u64 code_begin;
 	__u64 interpreter_begin;
 	__u64 interpreter_end;

@@ -139,6 +139,9 @@ void host_unwind(const struct host_world *seen, void *state, struct pt_regs *reg
 	struct fp_walk *walk = state;
 
 	world = seen;
+	/* A thread that has walked nothing is one of another process. */
+	if (!walk->mm_id)
+		memset(code_places_of_host, 0, sizeof(code_places_of_host));
 	unwind_into(walk, regs, 1, 0);
 	out->hash = walk->hash;
 	out->need_pc = walk->need_pc;

@@ -296,6 +296,59 @@ fn behind_the_return_barrier_comes_the_carrier_whatever_bp_is() {
 }
 
 #[test]
+fn a_register_that_only_holds_a_value_does_not_matter() {
+    let host = Host::new(Machine::X86_64);
+    for layout in [OLD, NEW] {
+        let mut jvm = Jvm::new(layout);
+        let method = jvm.blob(NAME_NMETHOD, 6, 5, 20) + 0x10;
+        let other = jvm.blob(NAME_NMETHOD, 8, 6, 20) + 0x20;
+        let bp = STACK + 0x200;
+        let recording = |held: u64| {
+            let mut frames = Frames::default();
+            frames.set(bp, held).set(bp + 8, method);
+            let cfa = bp + 16 + 48;
+            frames.set(cfa - 16, held + 1).set(cfa - 8, other);
+            let cfa = cfa + 64;
+            frames.set(cfa - 16, 0).set(cfa - 8, OUTER);
+            frames.recording(bp)
+        };
+        let mut thread = host.thread();
+        for (round, held) in [0x1000, 0x2000, 0x1000].into_iter().enumerate() {
+            let (stack, repeated) = walked(&host, &mut thread, &jvm, &recording(held));
+            assert_frames(&stack, &[compiled(method, 5), compiled(other, 6)]);
+            assert_eq!(repeated, if round == 0 { 0 } else { stack.frames.len() as u32 });
+        }
+    }
+}
+
+#[test]
+fn code_that_takes_the_place_of_other_code_is_read_anew() {
+    let host = Host::new(Machine::X86_64);
+    for layout in [OLD, NEW] {
+        let jvm = |frame_words: u32, id: u32| {
+            let mut jvm = Jvm::new(layout);
+            let method = jvm.blob(NAME_NMETHOD, frame_words, id, 20) + 0x10;
+            (jvm, method)
+        };
+        let recording = |method: u64, frame_bytes: u64, at: u64| {
+            let bp = STACK + at;
+            let mut frames = Frames::default();
+            frames.set(bp, 0xb0).set(bp + 8, method);
+            let cfa = bp + 16 + frame_bytes;
+            frames.set(cfa - 16, 0).set(cfa - 8, OUTER);
+            frames.recording(bp)
+        };
+        let mut thread = host.thread();
+        // At three places of the stack, so that nothing is repeated: the second walk knows the frame from the first.
+        for (at, words, id) in [(0x200, 6, 5), (0x300, 6, 5), (0x400, 8, 7)] {
+            let (jvm, method) = jvm(words, id);
+            let (stack, _) = walked(&host, &mut thread, &jvm, &recording(method, 8 * u64::from(words), at));
+            assert_frames(&stack, &[compiled(method, u64::from(id))]);
+        }
+    }
+}
+
+#[test]
 fn code_without_a_blob_ends_a_walk() {
     let host = Host::new(Machine::X86_64);
     let jvm = Jvm::new(NEW);
