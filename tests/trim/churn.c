@@ -4,7 +4,8 @@
  * signal mask and its alternate stack survive a system call, and a timer of one millisecond. Anything wrong ends it by abort(). It runs
  * until its standard input ends, and then prints what it counted as one line of JSON.
  *
- * Arguments: number of workers, whether there is a timer (0 or 1), microseconds that a worker pauses between rounds.
+ * Arguments: number of workers, whether there is a timer (0 or 1), microseconds that a worker pauses between rounds; the kinds of waiting
+ * threads ("" = all); MiB that a peak allocated before, of which an eighth stays.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -320,11 +321,28 @@ static void *wait_for_the_end(void *unused)
 	return unused;
 }
 
+/* What a peak of the load leaves: free memory, and an eighth of the blocks. */
+static void leave_peak(size_t bytes)
+{
+	enum { BLOCK = 9000 };
+	size_t count = bytes / BLOCK;
+	char **blocks = malloc((count + 1) * sizeof *blocks);
+
+	for (size_t i = 0; i < count; i++) {
+		blocks[i] = malloc(BLOCK);
+		memset(blocks[i], 1, BLOCK);
+	}
+	for (size_t i = 0; i < count; i++)
+		if (i % 8)
+			free(blocks[i]);
+}
+
 int main(int argc, char **argv)
 {
 	int workers = argc > 1 ? atoi(argv[1]) : 2, timer = argc > 2 ? atoi(argv[2]) : 1;
 	pause_us = argc > 3 ? atoi(argv[3]) : 0;
 	const char *kinds = argc > 4 ? argv[4] : "";
+	leave_peak(argc > 5 ? strtoul(argv[5], NULL, 10) << 20 : 0);
 	if (pipe(read_pipe) || pipe(quiet_pipe) || pipe(register_pipe) || sem_init(&semaphore, 0, 0))
 		return 1;
 	struct sigaction action = { .sa_handler = on_timer, .sa_flags = SA_RESTART };

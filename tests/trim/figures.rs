@@ -74,7 +74,26 @@ fn at_rest() -> f64 {
     worst
 }
 
-/// A program that allocates all the time; the longest of its mallocs is its own measurement.
+/// A program that allocates all the time, whose peak is over.
+fn after_a_peak() -> f64 {
+    let mut worst: f64 = 1.0;
+    for (name, library) in ALLOCATORS {
+        let pairs: Vec<(f64, f64)> = (0..10)
+            .filter_map(|_| {
+                let mut command = Command::new(build("churn.c", "churn", &["-pthread", "-lm"]));
+                command.args(["3", "0", "200", "", "96"]);
+                with(&mut command, library);
+                let target = Target::start(&mut command);
+                std::thread::sleep(Duration::from_millis(500));
+                pair(&trim(target.pid(), &["--yes", "--max-stall", "10s"]))
+            })
+            .collect();
+        worst = worst.min(tell(&format!("{name}, under load, after a peak"), &pairs, 0.05, "–"));
+    }
+    worst
+}
+
+/// A program that allocates all the time, and of whose heap little is free for long; the longest of its mallocs is its own measurement.
 fn under_load() -> f64 {
     let mut worst: f64 = 1.0;
     for (name, library) in ALLOCATORS {
@@ -187,15 +206,16 @@ fn figures_of_trims() {
     println!(
         "\n| heap | calls | predicted, median | off by, median | off by, most | within the goal | longest malloc of another thread |\n|---|---|---|---|---|---|---|"
     );
-    let (rest, load) = (at_rest(), under_load());
+    let (rest, peak, load) = (at_rest(), after_a_peak(), under_load());
     let factors = stalls();
     println!("\n| machine | calls | stop, median | p99 | longest |\n|---|---|---|---|---|");
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
     stops("quiet", 0);
     let busy = stops("busy", processors * 2);
     println!(
-        "\ngoals: 1 % or 256 KiB at rest ({:.0} % of calls), 5 % under load ({:.0} %), p99 of the stop at most 5 ms busy ({busy:.2})",
+        "\ngoals: 1 % or 256 KiB at rest ({:.0} % of calls), 5 % under load after a peak ({:.0} %; always {:.0} %), p99 of the stop at most 5 ms busy ({busy:.2})",
         rest * 100.0,
+        peak * 100.0,
         load * 100.0
     );
     assert!(rest >= 1.0, "at rest");
