@@ -12,8 +12,9 @@ use super::objects::{ObjectData, Objects, anonymous_ranges, joined, range_of, re
 use crate::heap::residency::PAGE_BYTES;
 use crate::process::Maps;
 
-/// Pages tried in each stretch of address space that one leaf covers.
-const PAGES_A_LEAF: usize = 12;
+/// Pages tried in each stretch of address space that one leaf covers: first a few, then, if no root leads to them, more. Within large extents
+/// and free ones, jemalloc has entries for the first and the last page alone.
+const PAGES_A_LEAF: [usize; 2] = [12, 1024];
 /// Of these, present ones that are enough; with fewer, present pages are searched for.
 const SPREAD_MIN: usize = 4;
 /// Bytes of address space searched for present pages, some milliseconds per GiB.
@@ -132,14 +133,27 @@ pub fn find(
     roots: &mut Roots,
     owns: impl Fn(Entry, u64) -> bool,
 ) -> Option<PageMapRoot> {
+    PAGES_A_LEAF.into_iter().find_map(|pages_a_leaf| find_by(memory, maps, objects, shape, roots, &owns, pages_a_leaf))
+}
+
+/// Searches by so many pages of each stretch.
+fn find_by(
+    memory: &dyn Memory,
+    maps: &Maps,
+    objects: &Objects<'_>,
+    shape: Shape,
+    roots: &mut Roots,
+    owns: &impl Fn(Entry, u64) -> bool,
+    pages_a_leaf: usize,
+) -> Option<PageMapRoot> {
     let anonymous = anonymous_ranges(maps);
     let mapped = joined(&anonymous);
     let samples = OnceCell::new();
     for one in objects.iter().filter(|one| one.bytes() >= shape.root_words * 8) {
         let object = one.object();
-        let samples: &Vec<(u64, Vec<u64>)> = samples.get_or_init(|| samples_of(memory, &anonymous, shape));
+        let samples: &Vec<(u64, Vec<u64>)> = samples.get_or_init(|| samples_of(memory, &anonymous, shape, pages_a_leaf));
         let remembered = roots.by_build_id.get(one.build_id().as_ref()).map(|distance| object.base.wrapping_add(distance));
-        if let Some(root) = remembered.filter(|&root| is_root(memory, root, samples, shape, &owns)) {
+        if let Some(root) = remembered.filter(|&root| is_root(memory, root, samples, shape, owns)) {
             return Some(PageMapRoot { root, object: object.clone() });
         }
         let data = one.data();
@@ -163,7 +177,7 @@ pub fn find(
             for (root, addrs) in roots_at(index) {
                 for &addr in addrs {
                     reads += 1;
-                    if shape.is_owned(memory, child, addr, &owns) {
+                    if shape.is_owned(memory, child, addr, owns) {
                         *votes.entry(root).or_default() += 1;
                     }
                 }
@@ -200,7 +214,7 @@ fn is_node(word: u64, shape: Shape) -> bool {
 }
 
 /// Addresses of present pages, spread over each stretch.
-fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Vec<(u64, Vec<u64>)> {
+fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape, pages_a_leaf: usize) -> Vec<(u64, Vec<u64>)> {
     let mut by_stretch: HashMap<u64, Vec<u64>> = HashMap::new();
     let mut searched_bytes = 0;
     for range in anonymous {
@@ -209,12 +223,13 @@ fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Ve
                 continue;
             }
             let part = range.start.max(stretch << shape.root_reach_bits())..range.end.min((stretch + 1) << shape.root_reach_bits());
-            let mut pages = spread_over(memory, part.clone());
+            let is_sparse = pages_a_leaf == PAGES_A_LEAF[0];
+            let mut pages = if is_sparse { spread_over(memory, part.clone(), pages_a_leaf) } else { Vec::new() };
             let bytes = part.end - part.start;
             // A small heap uses little of what is mapped for it.
             if pages.len() < SPREAD_MIN && searched_bytes + bytes <= SEARCHED_BYTES_MAX {
                 searched_bytes += bytes;
-                pages = among_present(memory, part);
+                pages = among_present(memory, part, pages_a_leaf);
             }
             by_stretch.entry(stretch).or_default().extend(pages);
         }
@@ -222,7 +237,7 @@ fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Ve
     // The larger part of a stretch has the better samples: a few of each mapping.
     let mut list: Vec<(u64, Vec<u64>)> = by_stretch.into_iter().collect();
     for (_, addrs) in &mut list {
-        let step = addrs.len().div_ceil(4 * PAGES_A_LEAF).max(1);
+        let step = addrs.len().div_ceil(4 * pages_a_leaf).max(1);
         *addrs = addrs.iter().copied().step_by(step).collect();
     }
     list.sort_unstable_by_key(|(stretch, _)| *stretch);
@@ -230,18 +245,18 @@ fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape) -> Ve
 }
 
 /// The present ones of some pages at equal distances.
-fn spread_over(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
-    let step = ((range.end - range.start) / PAGE_BYTES / PAGES_A_LEAF as u64).max(1) * PAGE_BYTES;
-    let spread = range.step_by(usize::try_from(step).unwrap_or(usize::MAX)).take(PAGES_A_LEAF);
+fn spread_over(memory: &dyn Memory, range: Range<u64>, pages_a_leaf: usize) -> Vec<u64> {
+    let step = ((range.end - range.start) / PAGE_BYTES / pages_a_leaf as u64).max(1) * PAGE_BYTES;
+    let spread = range.step_by(usize::try_from(step).unwrap_or(usize::MAX)).take(pages_a_leaf);
     spread.filter(|&addr| memory.page_runs(addr..addr + PAGE_BYTES).is_ok_and(|runs| runs.state_at(addr).present)).collect()
 }
 
 /// Some of the present pages of a range, at equal distances among them.
-fn among_present(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
+fn among_present(memory: &dyn Memory, range: Range<u64>, pages_a_leaf: usize) -> Vec<u64> {
     let Ok(runs) = memory.page_runs(range.clone()) else { return Vec::new() };
     let present = || runs.within(range.clone()).filter(|run| run.state.present);
     let pages: u64 = present().map(|run| (run.end - run.start) / PAGE_BYTES).sum();
-    let step = usize::try_from(pages.div_ceil(PAGES_A_LEAF as u64).max(1)).unwrap_or(usize::MAX);
+    let step = usize::try_from(pages.div_ceil(pages_a_leaf as u64).max(1)).unwrap_or(usize::MAX);
     present().flat_map(|run| (run.start..run.end).step_by(PAGE_BYTES as usize)).step_by(step).collect()
 }
 
@@ -309,5 +324,28 @@ pub fn read_records(memory: &dyn Memory, addrs: &[u64], bytes: usize, mut record
             }
         }
         rest = later;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::census::fixture::Fixture;
+
+    const SHAPE: Shape =
+        Shape { root_words: 1 << 18, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 12, alignment: 64, filled_max: 2048 };
+
+    #[test]
+    fn a_heap_of_which_few_pages_have_entries_is_tried_at_each_page() {
+        let maps = Maps::parse(b"10000000-12000000 rw-p 00000000 00:00 0\n");
+        let mut fixture = Fixture::with_maps(maps.clone());
+        // 512 pages in a row: of 12 pages at equal distances one or two are among them.
+        for page in 0..512 {
+            fixture.write_word(0x1040_0000 + page * PAGE_BYTES, 1);
+        }
+        let ranges = anonymous_ranges(&maps);
+        let tried =
+            |pages_a_leaf| samples_of(&fixture, &ranges, SHAPE, pages_a_leaf).into_iter().map(|(_, pages)| pages.len()).sum::<usize>();
+        assert_eq!(PAGES_A_LEAF.map(tried), [12, 512]);
     }
 }
