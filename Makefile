@@ -194,8 +194,8 @@ cost-of-managed-frames: test-deps ## measure the cost of Java and Python frames 
 .PHONY: bench-managed
 bench-managed: build test-deps ## measure exact mode with Java and Python frames, as ratios to empty probes within one run
 	@mkdir -p target/bench-managed && javac -d target/bench-managed benches/managed/Frames.java
-	$(FRAGPROF) bench --rounds 5 -- java -cp target/bench-managed Frames 40000 20
-	$(FRAGPROF) bench --rounds 5 -- python3 benches/managed/frames.py 4000 20
+	$(FRAGPROF) bench --rounds 3 -- java -cp target/bench-managed Frames 1000000 20
+	$(FRAGPROF) bench --rounds 3 -- /usr/bin/python3 benches/managed/frames.py 80000 20
 
 # RocksDB for Java, of which the native library for x86-64 is a file of its own.
 ROCKSDB ?= 10.10.1

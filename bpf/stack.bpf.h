@@ -96,9 +96,15 @@ static __always_inline void fp_walk_stack(struct fp_walk *walk, struct pt_regs *
 #endif
 }
 
-/* Makes the thread's last walk known to the reader; returns its hash. */
+/* Makes the thread's last walk known to the reader; returns its hash. Checked by itself, as fp_unwind. */
+#ifdef FP_LEGACY
 static __always_inline __u64 fp_publish_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
+#else
+__noinline __u64 fp_publish_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
+#endif
 {
+	if (!walk || !target)
+		return 0;
 	if (walk->need_pc)
 		fp_need_table(target, slot, walk->need_pc);
 	fp_define_stack(walk, target, slot);

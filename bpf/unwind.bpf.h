@@ -180,28 +180,28 @@ static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 	walk->need_pc = walk->pc;
 }
 
-/*
- * Walks the current thread's user stack from regs, whose pc is the probed instruction. mm_id names the address space in
- * mapping_tables. entry_sp is the stack pointer as it was at the function's entry, if the probe lies in its straight line and the line
- * has not changed bp; 0 if that is not known. It is used where the function has no unwind row (musl's malloc).
- *
- * The result is in walk, the thread's own: frames, len, end, hash (over frames and end: equal stacks have equal hashes; never 0),
- * need_pc (if not 0, a table should be requested from the daemon), and defined, which is 0 unless the caller set it for this very stack.
- */
-static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *regs, __u32 mm_id, __u64 entry_sp)
+/* Checked by itself: verifiers up to 6.1 would check all of a walk anew for each state in which a program comes to it. Where such a function
+ * cannot take a pointer, its step is one (fp_legacy_step). Returns the number of frames. */
+#ifdef FP_LEGACY
+static __always_inline __u32 fp_unwind(struct fp_walk *walk, __u32 mm_id)
+#else
+__noinline __u32 fp_unwind(struct fp_walk *walk, __u32 mm_id)
+#endif
 {
 	struct fp_unwind_clock *clock;
 	__u32 zero = 0, generation = 0;
 	__u64 hash;
 
+	if (!walk)
+		return 0;
 	clock = bpf_map_lookup_elem(&unwind_clock, &zero);
 	if (clock)
 		generation = clock->generation;
-	if (generation == walk->generation && mm_id == walk->mm_id && fp_is_same_walk(walk, regs)) {
+	if (generation == walk->generation && mm_id == walk->mm_id && fp_is_same_walk(walk)) {
 		walk->need_pc = 0;
 		walk->repeated = walk->len;
 		walk->reused = 1;
-		return;
+		return walk->len;
 	}
 	hash = walk->hash;
 	/* The last walk is the one to compare with. */
@@ -218,12 +218,7 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 		walk->interpreter_end = 0;
 		walk->python = fp_python_block(mm_id);
 	}
-	fp_keep_registers(walk->leaf, regs);
-	walk->first_sp[walk->now & 1] = FP_SP(regs);
-	walk->pc = FP_PC(regs);
-	walk->sp = FP_SP(regs);
-	walk->bp = FP_BP(regs);
-	walk->entry_sp = entry_sp;
+	walk->first_sp[walk->now & 1] = walk->sp;
 	walk->registers = FP_REGS_LEAF;
 	walk->flags = FP_FRAME_EXACT >> 32;
 	walk->window_base = ~0ULL;
@@ -243,6 +238,25 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 	if (walk->hash != hash)
 		walk->defined = 0;
 	fp_ask_for_table(walk);
+	return walk->len;
+}
+
+/*
+ * Walks the current thread's user stack from regs, whose pc is the probed instruction. mm_id names the address space in
+ * mapping_tables. entry_sp is the stack pointer as it was at the function's entry, if the probe lies in its straight line and the line
+ * has not changed bp; 0 if that is not known. It is used where the function has no unwind row (musl's malloc).
+ *
+ * The result is in walk, the thread's own: frames, len, end, hash (over frames and end: equal stacks have equal hashes; never 0),
+ * need_pc (if not 0, a table should be requested from the daemon), and defined, which is 0 unless the caller set it for this very stack.
+ */
+static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *regs, __u32 mm_id, __u64 entry_sp)
+{
+	fp_keep_registers(walk->leaf, regs);
+	walk->pc = FP_PC(regs);
+	walk->sp = FP_SP(regs);
+	walk->bp = FP_BP(regs);
+	walk->entry_sp = entry_sp;
+	fp_unwind(walk, mm_id);
 }
 
 /* Counts the walk that was just taken. */

@@ -96,7 +96,7 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 
 #ifdef FP_LEGACY
 /* Steps are repeated one by one instead. */
-static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs *regs)
+static __always_inline bool fp_is_same_walk(struct fp_walk *walk)
 {
 	return false;
 }
@@ -140,17 +140,17 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 	return 0;
 }
 
-/* Whether a walk from these registers would have the same result as the last one, because it begins at the same pc, sp and bp and every
+/* Whether a walk from the registers in it would have the same result as the last one, because it begins at the same pc, sp and bp and every
  * stack word that the last one read still holds the same value. Each word determines the next step together with the tables, so this is
  * proof. A different bp does not matter to steps that do not use it. */
-static __always_inline bool fp_is_same_walk(struct fp_walk *walk, struct pt_regs *regs)
+static __always_inline bool fp_is_same_walk(struct fp_walk *walk)
 {
 	struct fp_step *leaf = fp_step_at(walk, walk->now, 0);
-	struct fp_verify_loop loop = { .walk = walk, .other_bp = leaf->bp != FP_BP(regs) };
+	struct fp_verify_loop loop = { .walk = walk, .other_bp = leaf->bp != walk->bp };
 
 	if (walk->end != FP_END_COMPLETE || walk->before || !walk->len || walk->len > FP_FRAMES_MAX)
 		return false;
-	if (walk->first_sp[walk->now & 1] != FP_SP(regs) || *fp_word_at(walk, walk->now, 0) != (FP_PC(regs) | FP_FRAME_EXACT))
+	if (walk->first_sp[walk->now & 1] != walk->sp || *fp_word_at(walk, walk->now, 0) != (walk->pc | FP_FRAME_EXACT))
 		return false;
 	walk->window_base = ~0ULL;
 	loop.last = walk->len - 1;

@@ -83,7 +83,7 @@ mapfile -t programs < <(find "$PWD/target/testprogs" "$PWD/target/tmp/census" -t
 with_libraries "${programs[@]}"
 cp --preserve=timestamps target/testprogs/*.key "$root$PWD/target/testprogs/"
 mkdir -p "$root$PWD/tests"
-cp -r --preserve=timestamps tests/testprogs tests/census "$root$PWD/tests/"
+cp -r --preserve=timestamps tests/testprogs tests/census tests/trim "$root$PWD/tests/"
 # Programs linked dynamically against musl name its loader, which is also its library.
 mkdir -p "$root/lib"
 cp -L /lib/ld-musl-x86_64.so.1 "$root/lib/"

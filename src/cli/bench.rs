@@ -235,11 +235,15 @@ impl Copy {
         let maps = format!("/proc/{}/maps", self.pid);
         while !std::fs::read_to_string(&maps).is_ok_and(|maps| maps.contains("libc.so") || maps.contains("ld-musl")) {
             if Instant::now() > deadline || self.child.try_wait()?.is_some() {
-                bail!("{} ended before it could be probed: give a command that runs for seconds", self.name);
+                return Err(self.too_short());
             }
             std::thread::yield_now();
         }
         Ok(())
+    }
+
+    fn too_short(&self) -> anyhow::Error {
+        anyhow::anyhow!("{} ended before it could be probed: give a command that runs for seconds", self.name)
     }
 
     /// Whether it has ended; if so, `used_s` is set.
@@ -264,7 +268,10 @@ impl Copy {
 fn cpu_seconds<'a>(command: &[OsString], hold: impl FnOnce(Pid) -> anyhow::Result<Box<dyn Holds + 'a>>) -> anyhow::Result<f64> {
     let mut copy = Copy::start(command)?;
     copy.wait_until_probable()?;
-    let mut held = hold(copy.pid)?;
+    let mut held = match hold(copy.pid) {
+        Err(_) if copy.try_wait()? => return Err(copy.too_short()),
+        held => held?,
+    };
     while !copy.try_wait()? {
         held.step();
     }
