@@ -16,6 +16,9 @@ const TOOK_SLACK: Duration = Duration::from_millis(20);
 const TAKEN_AGAIN_RATIO: f64 = 0.5;
 /// The interval is doubled after each call in vain, up to this many times the configured one.
 const INTERVAL_FACTOR_MAX: u32 = 64;
+/// An attempt that was refused is repeated after this time, doubled for each further one, at most after the interval: most refusals are of the
+/// moment, and a call that comes an interval later may come right before the memory is needed again.
+const RETRY_FIRST: Duration = Duration::from_secs(10);
 /// The window in which calls are counted.
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -68,6 +71,8 @@ struct Past {
     given_back: Option<GivenBack>,
     /// Times the configured interval, less one.
     longer: u32,
+    /// Attempts that were refused since the last call.
+    refused: u32,
     is_put_aside: bool,
 }
 
@@ -83,7 +88,10 @@ struct GivenBack {
 impl Past {
     /// Whether the next call is due.
     fn is_due(&self, now: Instant, config: &ReclaimConfig) -> bool {
-        let interval = Duration::from_secs(config.interval_s).saturating_mul(self.longer.saturating_add(1));
+        let mut interval = Duration::from_secs(config.interval_s).saturating_mul(self.longer.saturating_add(1));
+        if let Some(before) = self.refused.checked_sub(1) {
+            interval = interval.min(RETRY_FIRST.saturating_mul(1 << before.min(20)));
+        }
         self.last.is_none_or(|last| now.saturating_duration_since(last) >= interval)
     }
 
@@ -142,7 +150,9 @@ impl Policy {
 
     /// Notes that a process was tried, whether a call was made or not.
     pub fn tried(&mut self, process: ProcessId, now: Instant, is_made: bool) {
-        self.past.entry(process).or_default().last = Some(now);
+        let past = self.past.entry(process).or_default();
+        past.last = Some(now);
+        past.refused = if is_made { 0 } else { past.refused.saturating_add(1) };
         if is_made {
             self.calls.push(now);
         }
@@ -240,6 +250,22 @@ mod tests {
         let passing = [(id(1), candidate(1))].into_iter();
         assert_eq!(policy.choose(&config, at(220), passing), None);
         assert_eq!(policy.choose(&config, at(221), [(id(1), candidate(100))].into_iter()), None, "its quiet time begins again");
+    }
+
+    #[test]
+    fn a_refused_attempt_is_repeated_soon_and_then_less_and_less_often() {
+        let (config, start) = (ReclaimConfig { quiet_s: 0, ..config() }, Instant::now());
+        let mut policy = Policy::default();
+        let mut attempts = Vec::new();
+        for second in 0..355 {
+            let now = start + Duration::from_secs(second);
+            if policy.choose(&config, now, [(id(1), candidate(100))].into_iter()).is_some() {
+                attempts.push(second);
+                // The sixth is made.
+                policy.tried(id(1), now, attempts.len() == 6);
+            }
+        }
+        assert_eq!(attempts, [0, 10, 30, 70, 150, 250, 350]);
     }
 
     #[test]
