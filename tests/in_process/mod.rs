@@ -154,7 +154,8 @@ fn a_recording_without_root_is_the_same() {
     use std::os::unix::process::CommandExt as _;
     let directory = TempDir::new().unwrap();
     let exe = directory.path().join("fragprof");
-    std::fs::copy(env!("CARGO_BIN_EXE_fragprof"), &exe).unwrap();
+    // By another process: a child that some other test starts meanwhile would have the copy open for writing, and it could not be executed.
+    assert!(run(Command::new("cp").arg(env!("CARGO_BIN_EXE_fragprof")).arg(&exe)).status.success());
     for path in [directory.path(), &exe] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
     }
