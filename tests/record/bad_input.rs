@@ -50,7 +50,8 @@ fn record_by(mut command: Command, pid: u32) -> Done {
 fn fragprof_for_anyone(dir: &TempDir) -> PathBuf {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = dir.path().join("fragprof");
-    fs::copy(env!("CARGO_BIN_EXE_fragprof"), &copy).unwrap();
+    // By another process: a child that some other test starts meanwhile would have the copy open for writing.
+    assert!(run(Command::new("cp").arg(env!("CARGO_BIN_EXE_fragprof")).arg(&copy)).status.success());
     copy
 }
 
