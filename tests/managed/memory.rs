@@ -139,6 +139,29 @@ fn the_parts_of_a_jvms_memory_have_the_bytes_that_the_jvm_tracks() {
 }
 
 #[test]
+fn the_class_space_is_no_metaspace_where_it_is_not_found_or_off() {
+    let _one = serial();
+    for java in java::all() {
+        let (process, _input, _, _directory) = started(&java, &["-Xshare:off", "-Xmx256m"]);
+        let runtime = explained(process.pid(), &["--once"]);
+        let is_said = runtime["parts"].as_array().unwrap().iter().any(|part| part["name"] == "metaspace" || part["name"] == "class_space");
+        assert!(!is_said, "JDK {}: {runtime:#}", java.version);
+        if java.version < 17 {
+            continue;
+        }
+        let (process, _input, _, _directory) = started(&java, &["-XX:-UseCompressedClassPointers", "-Xmx256m"]);
+        drop(Tracked::of(&java, process.pid()));
+        let runtime = explained(process.pid(), &["--once"]);
+        let tracked = Tracked::of(&java, process.pid());
+        for key in ["reserved", "committed"] {
+            let theirs = tracked.bytes("Metaspace", "mmap:", &format!("{key}="));
+            let ours = bytes(part(&runtime, "metaspace"), &format!("{key}_bytes"));
+            assert_near(ours, theirs, 256 << 10, &format!("JDK {}: metaspace {key}", java.version));
+        }
+    }
+}
+
+#[test]
 fn explain_names_the_part_of_a_jvm_that_grew() {
     let _one = serial();
     let Some(java) = java::all().into_iter().next_back() else { return };

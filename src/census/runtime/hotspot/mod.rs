@@ -116,6 +116,7 @@ struct Layout {
     max_heap: Option<FlagPlace>,
     max_ram: [Option<FlagPlace>; 2],
     class_space: Option<FlagPlace>,
+    compressed_classes: Option<FlagPlace>,
     collectors: [Option<FlagPlace>; COLLECTORS.len()],
 }
 
@@ -183,7 +184,9 @@ pub fn look(view: &View<'_>, layouts: &mut LayoutCache) -> Option<JavaAccount> {
     let space = process.flag(layout.class_space).map(|bytes| class_space(view, &archive, bytes)).unwrap_or_default();
     let mut taken: Vec<Range<u64>> = space.iter().cloned().chain(process.heap_range()).collect();
     taken.sort_by_key(|range| range.start);
-    let nodes = metaspace_nodes(view, &taken);
+    // The class space has the shape of metaspace too: where there is one that was not found, nothing is said.
+    let is_class_space_known = !space.is_empty() || process.is_off(layout.compressed_classes);
+    let nodes = if is_class_space_known { metaspace_nodes(view, &taken) } else { Vec::new() };
     let classes = [("class_space", &space), ("metaspace", &nodes), ("class_archive", &archive)];
     let classes = classes.into_iter().filter(|(_, ranges)| !ranges.is_empty()).map(|(name, ranges)| ClassMemory::of(name, ranges, view));
     let classes = classes.collect();
@@ -302,6 +305,11 @@ impl Jvm<'_> {
         self.memory.word(self.at(place?.value)).filter(|&value| value > 0 && value <= HEAP_BYTES_MAX)
     }
 
+    /// Whether a flag is known to be off.
+    fn is_off(&self, place: Option<FlagPlace>) -> bool {
+        place.and_then(|place| self.memory.bytes(self.at(place.value), 1)).is_some_and(|byte| byte.first() == Some(&0))
+    }
+
     /// The low four bits of a flag's word, `JVMFlagOrigin`.
     fn origin(&self, place: Option<FlagPlace>) -> Option<u32> {
         self.memory.bytes(self.at(place?.origin), 4).map(|bytes| word32_at(&bytes, 0) & 15)
@@ -349,8 +357,8 @@ fn layout(memory: &dyn Memory, maps: &Maps) -> Option<Layout> {
     let structs = Structs::read(&library, &["Universe", "CollectedHeap", "MemRegion", "JVMFlag", "Flag"])?;
     let reserved = structs.offset("CollectedHeap", "_reserved");
     let inside = |field: &str| Some(reserved? + structs.offset("MemRegion", field)?);
-    let [max_heap, percentage, fraction, class_space] =
-        structs.flags(["MaxHeapSize", "MaxRAMPercentage", "MaxRAMFraction", "CompressedClassSpaceSize"]);
+    let [max_heap, percentage, fraction, class_space, compressed_classes] =
+        structs.flags(["MaxHeapSize", "MaxRAMPercentage", "MaxRAMFraction", "CompressedClassSpaceSize", "UseCompressedClassPointers"]);
     Some(Layout {
         collected_heap: structs.distance("Universe", "_collectedHeap"),
         reserved_start: inside("_start"),
@@ -358,6 +366,7 @@ fn layout(memory: &dyn Memory, maps: &Maps) -> Option<Layout> {
         max_heap,
         max_ram: [percentage, fraction],
         class_space,
+        compressed_classes,
         collectors: structs.flags(COLLECTORS.map(|(flag, _)| flag)),
     })
 }
