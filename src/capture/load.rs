@@ -184,12 +184,12 @@ fn try_load(method: Attach, config: &Config) -> libbpf_rs::Result<(Object, bool)
 const FRAMES_SECTION: &str = ".rodata.frames";
 
 /// Sets the programs' limit of frames.
-pub fn set_frames_max(open: &mut OpenObject, frames_max: u32) -> libbpf_rs::Result<()> {
+fn set_frames_max(open: &mut OpenObject, frames_max: u32) -> libbpf_rs::Result<()> {
     let limit = frames_max.clamp(1, bpf::FRAMES_DEEP_MAX);
-    for mut map in open.maps_mut().filter(|map| map.name() == FRAMES_SECTION) {
-        map.set_initial_value(&limit.to_ne_bytes())?;
-    }
-    Ok(())
+    let section = open.maps_mut().find(|map| map.name() == FRAMES_SECTION);
+    section
+        .ok_or_else(|| libbpf_rs::Error::from(std::io::Error::other("the programs have no limit of frames")))?
+        .set_initial_value(&limit.to_ne_bytes())
 }
 
 /// A program by name.

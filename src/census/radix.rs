@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::layout_cache::ByBuildId;
 use super::memory::{Memory, Piece, is_user_address, word_at};
-use super::objects::{ObjectData, Objects, anonymous_ranges, joined, range_of, read_present};
+use super::objects::{Data, ObjectData, Objects, anonymous_ranges, joined, range_of, read_present};
 use crate::heap::residency::PAGE_BYTES;
 use crate::process::Maps;
 
@@ -133,65 +133,70 @@ pub fn find(
     roots: &mut Roots,
     owns: impl Fn(Entry, u64) -> bool,
 ) -> Option<PageMapRoot> {
-    PAGES_A_LEAF.into_iter().find_map(|pages_a_leaf| find_by(memory, maps, objects, shape, roots, &owns, pages_a_leaf))
-}
-
-/// Searches by so many pages of each stretch.
-fn find_by(
-    memory: &dyn Memory,
-    maps: &Maps,
-    objects: &Objects<'_>,
-    shape: Shape,
-    roots: &mut Roots,
-    owns: &impl Fn(Entry, u64) -> bool,
-    pages_a_leaf: usize,
-) -> Option<PageMapRoot> {
     let anonymous = anonymous_ranges(maps);
     let mapped = joined(&anonymous);
-    let samples = OnceCell::new();
+    let samples = PAGES_A_LEAF.map(|_| OnceCell::new());
     for one in objects.iter().filter(|one| one.bytes() >= shape.root_words * 8) {
         let object = one.object();
-        let samples: &Vec<(u64, Vec<u64>)> = samples.get_or_init(|| samples_of(memory, &anonymous, shape, pages_a_leaf));
         let remembered = roots.by_build_id.get(one.build_id().as_ref()).map(|distance| object.base.wrapping_add(distance));
-        if let Some(root) = remembered.filter(|&root| is_root(memory, root, samples, shape, owns)) {
-            return Some(PageMapRoot { root, object: object.clone() });
-        }
-        let data = one.data();
-        let mut votes: HashMap<u64, u32> = HashMap::new();
-        let number_of = |addr: u64| usize::try_from((addr - object.range.start) / 8).unwrap_or(usize::MAX);
-        // The roots in which this word would be the entry for a stretch of addresses, with the samples of the stretch.
-        let roots_at = |index: usize| {
-            let place = object.range.start + 8 * index as u64;
-            samples.iter().filter_map(move |(stretch, addrs)| Some((place.checked_sub(8 * stretch)?, addrs))).filter(|&(root, _)| {
-                let end = root + shape.root_words * 8;
-                let is_inside = root >= object.range.start && end <= object.range.end;
-                is_inside && !data.has_more_filled(number_of(root)..number_of(end), shape.filled_max as usize)
-            })
-        };
-        let pointers = data.words().filter(|&(index, word)| {
-            let is_inside = || range_of(&mapped, word).is_some_and(|range| word + shape.child_bytes() <= range.end);
-            is_node(word, shape) && is_inside() && roots_at(index).next().is_some()
-        });
-        let mut reads = 0u64;
-        for (index, child) in pointers.take(CANDIDATES_MAX) {
-            for (root, addrs) in roots_at(index) {
-                for &addr in addrs {
-                    reads += 1;
-                    if shape.is_owned(memory, child, addr, owns) {
-                        *votes.entry(root).or_default() += 1;
-                    }
-                }
+        let data = OnceCell::new();
+        for (samples, pages_a_leaf) in samples.iter().zip(PAGES_A_LEAF) {
+            let samples = samples.get_or_init(|| samples_of(memory, &anonymous, shape, pages_a_leaf));
+            if let Some(root) = remembered.filter(|&root| is_root(memory, root, samples, shape, &owns)) {
+                return Some(PageMapRoot { root, object: object.clone() });
             }
-            if reads > READS_MAX {
+            let data = data.get_or_init(|| one.data());
+            let votes = votes(memory, &mapped, object, data, shape, samples, &owns);
+            if let Some((&root, _)) = votes.iter().max_by_key(|&(_, &count)| count).filter(|&(_, &count)| count > 0) {
+                roots.by_build_id.remember(one.build_id().as_ref(), root.wrapping_sub(object.base));
+                return Some(PageMapRoot { root, object: object.clone() });
+            }
+            if votes.is_empty() {
+                // No word of its data can be one of a root.
                 break;
             }
         }
-        if let Some((&root, _)) = votes.iter().max_by_key(|&(_, &count)| count) {
-            roots.by_build_id.remember(one.build_id().as_ref(), root.wrapping_sub(object.base));
-            return Some(PageMapRoot { root, object: object.clone() });
-        }
     }
     None
+}
+
+/// Of each root that the words of an object's data may belong to, how many samples lie in extents that it leads to.
+fn votes(
+    memory: &dyn Memory,
+    mapped: &[Range<u64>],
+    object: &ObjectData,
+    data: &Data,
+    shape: Shape,
+    samples: &[(u64, Vec<u64>)],
+    owns: impl Fn(Entry, u64) -> bool,
+) -> HashMap<u64, u32> {
+    let mut votes: HashMap<u64, u32> = HashMap::new();
+    let number_of = |addr: u64| usize::try_from((addr - object.range.start) / 8).unwrap_or(usize::MAX);
+    // The roots in which this word would be the entry for a stretch of addresses, with the samples of the stretch.
+    let roots_at = |index: usize| {
+        let place = object.range.start + 8 * index as u64;
+        samples.iter().filter_map(move |(stretch, addrs)| Some((place.checked_sub(8 * stretch)?, addrs))).filter(|&(root, _)| {
+            let end = root + shape.root_words * 8;
+            let is_inside = root >= object.range.start && end <= object.range.end;
+            is_inside && !data.has_more_filled(number_of(root)..number_of(end), shape.filled_max as usize)
+        })
+    };
+    let pointers = data.words().filter(|&(index, word)| {
+        let is_inside = || range_of(mapped, word).is_some_and(|range| word + shape.child_bytes() <= range.end);
+        is_node(word, shape) && is_inside() && roots_at(index).next().is_some()
+    });
+    let mut reads = 0u64;
+    for (index, child) in pointers.take(CANDIDATES_MAX) {
+        for (root, addrs) in roots_at(index) {
+            let owned = addrs.iter().filter(|&&addr| shape.is_owned(memory, child, addr, &owns)).count();
+            reads += addrs.len() as u64;
+            *votes.entry(root).or_default() += u32::try_from(owned).unwrap_or(u32::MAX);
+        }
+        if reads > READS_MAX {
+            break;
+        }
+    }
+    votes
 }
 
 /// Whether a remembered root is valid in this process: enough of the samples lie in extents that it leads to.

@@ -68,7 +68,7 @@ pub struct RecordArgs {
     pub output: PathBuf,
     /// Record the command and its children by a library preloaded into them, instead of probes: every call with its stack, at a tenth of
     /// the price, without root
-    #[arg(long, requires = "command", conflicts_with_all = ["pid", "mode", "probe_throwing", "native"])]
+    #[arg(long, requires = "command", conflicts_with_all = ["pid", "mode", "probe_throwing", "native", "max_frames"])]
     pub in_process: bool,
     /// Record child processes too (always on for a command)
     #[arg(long)]

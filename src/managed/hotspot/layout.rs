@@ -40,13 +40,38 @@ const WANTED: [&str; 22] = [
     "nmethod",
 ];
 
+/// An array of addresses: the variable with its own address, and the fields with its length and with the address of its data.
+#[derive(Debug, Clone, Copy)]
+pub struct AddressArray {
+    pub variable: u64,
+    pub length: u64,
+    pub data: u64,
+}
+
+impl AddressArray {
+    /// Its first addresses, at most `len_max`; `None` in place of one that cannot be. `None` if it is not there, or cannot be read.
+    #[must_use]
+    pub fn read(self, memory: &dyn Memory, len_max: u32) -> Option<Vec<Option<u64>>> {
+        let array = address_at(memory, self.variable)?;
+        let length = word32(memory, array.wrapping_add(self.length))?.min(len_max);
+        let data = address_at(memory, array.wrapping_add(self.data))?;
+        Some((0..length).map(|index| address_at(memory, data.wrapping_add(8 * u64::from(index)))).collect())
+    }
+}
+
+/// The address at an address.
+#[must_use]
+pub fn address_at(memory: &dyn Memory, place: u64) -> Option<u64> {
+    memory.word(place).filter(|&word| is_user_address(word))
+}
+
 /// Where the heaps of the code cache are found.
 #[derive(Debug, Clone, Copy)]
 pub enum CodeHeaps {
     /// The variable with the address of the only one (JDK 8).
     One(u64),
-    /// The variable with the address of an array of addresses, and the fields with its length and its data.
-    Array { variable: u64, length: u64, data: u64 },
+    /// All of them.
+    All(AddressArray),
 }
 
 impl CodeHeaps {
@@ -59,26 +84,19 @@ impl CodeHeaps {
         if let Some(variable) = structs.address("CodeCache", "_heap") {
             return Ok(Self::One(variable));
         }
-        Ok(Self::Array {
+        Ok(Self::All(AddressArray {
             variable: structs.address("CodeCache", "_heaps").ok_or(Refusal::Missing { owner: "CodeCache", field: "_heaps" })?,
             length: structs.offset("GrowableArrayBase", "_len").map_or_else(|| need("GenericGrowableArray", "_len"), Ok)?,
             data: need("GrowableArray<int>", "_data")?,
-        })
+        }))
     }
 
     /// The addresses of the heaps, at most `heaps_max`; empty before the JVM has made them.
     #[must_use]
     pub fn addresses(&self, memory: &dyn Memory, heaps_max: u32) -> Vec<u64> {
-        let pointer = |address: u64| memory.word(address).filter(|&word| is_user_address(word));
-        let of_array = |variable: u64, length: u64, data: u64| {
-            let array = pointer(variable)?;
-            let length = word32(memory, array.wrapping_add(length))?.min(heaps_max);
-            let data = pointer(array.wrapping_add(data))?;
-            (0..length).map(|index| pointer(data.wrapping_add(8 * u64::from(index)))).collect::<Option<Vec<u64>>>()
-        };
         match *self {
-            Self::One(variable) => pointer(variable).into_iter().collect(),
-            Self::Array { variable, length, data } => of_array(variable, length, data).unwrap_or_default(),
+            Self::One(variable) => address_at(memory, variable).into_iter().collect(),
+            Self::All(array) => array.read(memory, heaps_max).and_then(|heaps| heaps.into_iter().collect()).unwrap_or_default(),
         }
     }
 }

@@ -7,8 +7,7 @@ use std::ops::Range;
 
 use super::Refusal;
 use super::classes::{self, Class};
-use super::layout::{self, CodeHeaps};
-use crate::census::memory::{is_user_address, word32_at};
+use super::layout::{self, AddressArray, CodeHeaps, address_at};
 use crate::census::page_cache::PageCache;
 use crate::census::runtime::hotspot::structs::{FlagPlace, Library, Structs};
 use crate::census::runtime::hotspot::{ClassMemory, JavaMemory};
@@ -68,8 +67,8 @@ struct Layout {
 /// Where the addresses of the Java threads are found.
 #[derive(Debug, Clone, Copy)]
 enum Threads {
-    /// A variable with the address of an array of addresses, and the fields with its length and its data.
-    Array { variable: u64, length: u64, data: u64 },
+    /// All of them.
+    All(AddressArray),
     /// A variable with the address of the first, and the field with that of the next (JDK 8).
     Chain { variable: u64, next: u64 },
 }
@@ -79,25 +78,20 @@ impl Threads {
         if let Some(variable) = structs.address("Threads", "_thread_list") {
             return Some(Self::Chain { variable, next: structs.offset("JavaThread", "_next")? });
         }
-        Some(Self::Array {
+        Some(Self::All(AddressArray {
             variable: structs.address("ThreadsSMRSupport", "_java_thread_list")?,
             length: structs.offset("ThreadsList", "_length")?,
             data: structs.offset("ThreadsList", "_threads")?,
-        })
+        }))
     }
 
     /// The threads' addresses, at most [`THREADS_MAX`]. `None` if the variable cannot be read.
     fn addresses(self, memory: &dyn Memory) -> Option<Vec<u64>> {
-        let pointer = |address: u64| pointer(memory, address);
         match self {
-            Self::Array { variable, length, data } => {
-                let list = pointer(variable)?;
-                let count = number(memory, list.wrapping_add(length))?.min(THREADS_MAX);
-                let data = pointer(list.wrapping_add(data))?;
-                Some((0..count).filter_map(|index| pointer(data.wrapping_add(8 * u64::from(index)))).collect())
-            }
+            Self::All(array) => Some(array.read(memory, THREADS_MAX)?.into_iter().flatten().collect()),
             Self::Chain { variable, next } => {
-                let chain = std::iter::successors(pointer(variable), |thread| pointer(thread.wrapping_add(next)));
+                let first = address_at(memory, variable)?;
+                let chain = std::iter::successors(Some(first), |thread| address_at(memory, thread.wrapping_add(next)));
                 Some(chain.take(THREADS_MAX as usize).collect())
             }
         }
@@ -184,14 +178,6 @@ pub struct Reader {
     known: [Option<Class>; CLASSES.len()],
 }
 
-fn number(memory: &dyn Memory, address: u64) -> Option<u32> {
-    Some(word32_at(&memory.bytes(address, 4)?, 0))
-}
-
-fn pointer(memory: &dyn Memory, address: u64) -> Option<u64> {
-    memory.word(address).filter(|&word| is_user_address(word))
-}
-
 fn resident_bytes(memory: &dyn Memory, ranges: impl Iterator<Item = Range<u64>>) -> u64 {
     let mut pages = PageCache::without_foresight(memory);
     ranges.map(|range| pages.resident_bytes(range)).fold(0, u64::saturating_add)
@@ -214,13 +200,12 @@ impl Reader {
 
     /// The heaps of the code cache, with their maps of segments.
     fn code_cache(&self, memory: &dyn Memory) -> Option<Part> {
-        let pointer = |address: u64| pointer(memory, address);
-        let heaps = self.layout.code_heaps?.addresses(memory, CODE_HEAPS_MAX);
+        let heaps = Some(self.layout.code_heaps?.addresses(memory, CODE_HEAPS_MAX)).filter(|heaps| !heaps.is_empty())?;
         let [low, high, low_end, high_end] = self.layout.space?;
         let (mut reserved, mut committed, mut ranges) = (0u64, 0u64, Vec::new());
         for heap in &heaps {
             for space in self.layout.code_spaces? {
-                let at = |field: u64| pointer(heap.wrapping_add(space).wrapping_add(field));
+                let at = |field: u64| address_at(memory, heap.wrapping_add(space).wrapping_add(field));
                 let range = |from: u64, to: u64| {
                     let range = at(from)?..at(to)?;
                     (range.start <= range.end && range.end - range.start <= RESERVATION_BYTES_MAX).then_some(range)
@@ -248,7 +233,7 @@ impl Reader {
         let mut stacks: Vec<Range<u64>> = Vec::new();
         for thread in self.layout.threads?.addresses(memory)? {
             let stack = || {
-                let end = pointer(memory, thread.wrapping_add(base))?;
+                let end = address_at(memory, thread.wrapping_add(base))?;
                 let bytes = memory.word(thread.wrapping_add(bytes)).filter(|&bytes| bytes <= RESERVATION_BYTES_MAX)?;
                 Some(end.checked_sub(bytes)?..end)
             };
