@@ -96,19 +96,33 @@ static __always_inline void fp_walk_stack(struct fp_walk *walk, struct pt_regs *
 #endif
 }
 
-/* Makes the thread's last walk known to the reader; returns its hash. Checked by itself, as fp_unwind. */
-#ifdef FP_LEGACY
-static __always_inline __u64 fp_publish_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
-#else
-__noinline __u64 fp_publish_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
-#endif
+static __always_inline __u64 fp_publish(struct fp_walk *walk, struct fp_target *target, __u32 slot)
 {
-	if (!walk || !target)
-		return 0;
 	if (walk->need_pc)
 		fp_need_table(target, slot, walk->need_pc);
 	fp_define_stack(walk, target, slot);
 	return walk->hash;
 }
+
+/* Makes the thread's last walk known to the reader; returns its hash. Checked by itself, as fp_unwind. */
+#ifdef FP_LEGACY
+__noinline __u64 fp_legacy_publish(__u32 slot)
+{
+	struct fp_thread *thread = fp_thread_find();
+	struct fp_target *target = fp_target_of(slot);
+
+	return thread && target ? fp_publish(&thread->walk, target, slot) : 0;
+}
+
+static __always_inline __u64 fp_publish_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
+{
+	return fp_legacy_publish(slot);
+}
+#else
+__noinline __u64 fp_publish_stack(struct fp_walk *walk, struct fp_target *target, __u32 slot)
+{
+	return walk && target ? fp_publish(walk, target, slot) : 0;
+}
+#endif
 
 #endif

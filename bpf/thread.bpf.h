@@ -114,6 +114,13 @@ __noinline int fp_legacy_step(__u32 i)
 	return fp_walk_loop(i, &loop);
 }
 
+__noinline __u32 fp_legacy_unwind(__u32 mm_id)
+{
+	struct fp_thread *thread = fp_thread_find();
+
+	return thread ? fp_unwind(&thread->walk, mm_id) : 0;
+}
+
 /* The cookie of the current probe's site; if it is not one of ours, a cookie whose slot does not exist. */
 static __always_inline __u64 fp_cookie(struct pt_regs *regs, bool large)
 {

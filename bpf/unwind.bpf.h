@@ -180,11 +180,14 @@ static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 	walk->need_pc = walk->pc;
 }
 
-/* Checked by itself: verifiers up to 6.1 would check all of a walk anew for each state in which a program comes to it. Where such a function
- * cannot take a pointer, its step is one (fp_legacy_step). Returns the number of frames. */
 #ifdef FP_LEGACY
+/* fp_unwind for the current thread's walk, checked by itself. */
+__u32 fp_legacy_unwind(__u32 mm_id);
+
 static __always_inline __u32 fp_unwind(struct fp_walk *walk, __u32 mm_id)
 #else
+/* Checked by itself: verifiers up to 6.1 would check all of a walk anew for each state in which a program comes to it. Returns the number of
+ * frames. */
 __noinline __u32 fp_unwind(struct fp_walk *walk, __u32 mm_id)
 #endif
 {
@@ -256,7 +259,11 @@ static __always_inline void unwind_into(struct fp_walk *walk, struct pt_regs *re
 	walk->sp = FP_SP(regs);
 	walk->bp = FP_BP(regs);
 	walk->entry_sp = entry_sp;
+#ifdef FP_LEGACY
+	fp_legacy_unwind(mm_id);
+#else
 	fp_unwind(walk, mm_id);
+#endif
 }
 
 /* Counts the walk that was just taken. */
