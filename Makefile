@@ -141,6 +141,11 @@ bench-sampler: deps ## measure the in-process sampler: a pair, a sample and its 
 	@scripts/install-packages.sh heaptrack postgresql mariadb-server
 	$(CARGO) test --release --test integration figures -- --ignored --nocapture --test-threads 1
 
+.PHONY: bench-strata
+bench-strata: test-deps ## compare sampling by call site with one distance for all, on redis, PostgreSQL, python and a JVM (15 minutes)
+	@scripts/install-packages.sh postgresql
+	$(CARGO) test --test integration errors_of_the_largest -- --ignored --nocapture
+
 .PHONY: coverage-sampled
 coverage-sampled: deps ## record an emitter a hundred times: how often the stated intervals hold
 	$(CARGO) test --test integration within_its_stated_interval_a_hundred_times -- --ignored --nocapture

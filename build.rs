@@ -17,7 +17,8 @@ const BPF_CPU: &str = "-mcpu=v3";
 /// The preload libraries' sources.
 const SAMPLER: &str = "src/sampler/preload";
 /// Of the library that samples.
-const SAMPLER_SOURCES: [&str; 9] = ["clock.c", "first.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c"];
+const SAMPLER_SOURCES: [&str; 10] =
+    ["clock.c", "first.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c", "site.c"];
 /// Of the library that records every call.
 const RECORDER_SOURCES: [&str; 11] =
     ["cfi.c", "clock.c", "first.c", "memory.c", "modules.c", "next.c", "operators.c", "record.c", "recorder.c", "stacks.c", "walk.c"];

@@ -216,7 +216,7 @@ fn write_emitters(found: &Emitters, out: &mut dyn Write) -> io::Result<()> {
                     "{} samples so far, {} of them counted as freed at once because the table of live samples was full",
                     stats.samples, stats.overflows
                 );
-                writeln!(out, "    one sample per {} allocated bytes; {taken}", stats.sample_bytes)?;
+                writeln!(out, "    one sample per {} allocated bytes on average; {taken}", stats.sample_bytes)?;
                 match (stats.samples_per_second, stats.lengthened) {
                     (0, _) => writeln!(out, "    no limit on the sample rate")?,
                     (limit, 0) => writeln!(out, "    at most {limit} per second on a CPU or in a thread; the limit was never reached")?,

@@ -47,7 +47,7 @@ const FREE_ARGUMENTS: usize = 1;
 /// Statistics that fragprof's own sampler publishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SamplerStats {
-    /// Mean sample distance while samples are not too frequent, bytes.
+    /// Sample distance while samples are not too frequent, on average over call sites, bytes.
     pub sample_bytes: u64,
     /// Whether the program's malloc calls reach it. Not set before the library has started.
     pub in_front: bool,
@@ -57,7 +57,7 @@ pub struct SamplerStats {
     pub overflows: u64,
     /// Samples per second and CPU above which the distance is lengthened; 0 = it never is.
     pub samples_per_second: u64,
-    /// Samples that were drawn with a lengthened distance.
+    /// Samples that were drawn with a distance that the limit had lengthened.
     pub lengthened: u64,
     /// The longest of these distances, bytes; 0 = none was lengthened.
     pub longest_sample_bytes: u64,

@@ -265,7 +265,7 @@ impl Process {
     pub fn sample_distance(&self) -> Option<String> {
         let mean = HumanBytes(self.sample_bytes?);
         Some(match self.longest_sample_bytes {
-            Some(longest) => format!("{mean} on average (up to {} at high rates)", HumanBytes(longest)),
+            Some(longest) => format!("{mean} on average (up to {})", HumanBytes(longest)),
             None => mean.to_string(),
         })
     }

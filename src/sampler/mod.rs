@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The sampler (C, without dependencies, the same file under glibc and musl) interposes the allocator of the program. Each byte that a
-//! thread allocates is a sample point with probability 1/T. T is 512 KiB by default, and is doubled as often as needed to keep the samples
-//! below 250 per second on each CPU and in each thread. A sampled allocation, and the free of its block, hits a probe of the `otel_memory`
+//! thread allocates is a sample point with probability 1/T. T is 512 KiB by default, on average over call sites: less where blocks live long
+//! (preload/site.h). It is doubled as often as needed to keep the samples below 250 per second on each CPU and in each thread. A sampled allocation, and the free of its block, hits a probe of the `otel_memory`
 //! specification (OpenTelemetry eBPF profiler, design document 00003):
 //!
 //! | probe | arguments, in rdi, rsi, rdx, rcx |

@@ -60,7 +60,9 @@ fn the_agent_listens_to_an_emitter_and_every_surface_shows_live_bytes_by_stack_a
     });
     let got = profile("live").unwrap();
     assert_eq!(got["mode"], "sampled");
-    assert_eq!(got["processes"][0]["sample_bytes"], 32 << 10);
+    // On average: call sites have distances of their own.
+    let distance = got["processes"][0]["sample_bytes"].as_f64().unwrap();
+    assert!((f64::from(16 << 10)..f64::from(64 << 10)).contains(&distance), "{distance}");
     assert!(got["totals"]["pinned_bytes_est"].as_u64().is_some(), "{}", got["totals"]);
 
     // The scraper's path, the process's page, the verdict and the metrics.
@@ -76,7 +78,8 @@ fn the_agent_listens_to_an_emitter_and_every_surface_shows_live_bytes_by_stack_a
     assert!(explained["sources"].to_string().contains(source), "{}", explained["sources"]);
     let text = daemon.metrics();
     assert_eq!(value(&text, "fragprof_listener_targets", ""), Some(1.0), "the other one has no emitter");
-    assert_eq!(value(&text, "fragprof_process_sample_interval_bytes", &label), Some(f64::from(32 << 10)));
+    let distance = value(&text, "fragprof_process_sample_interval_bytes", &label).unwrap();
+    assert!((f64::from(16 << 10)..f64::from(64 << 10)).contains(&distance), "{distance}");
     let told = value(&text, "fragprof_process_sampled_live_bytes_est", &label).unwrap();
     let stderr = value(&text, "fragprof_process_sampled_live_bytes_stderr", &label).unwrap();
     assert!(stderr > 0.0 && (told - truth("site_small") - truth("site_large")).abs() < 5.0 * stderr + 2e6, "{told} ± {stderr}");

@@ -64,7 +64,7 @@ fn the_report_states_the_source_of_its_figures_and_their_error() {
     }
     let folder = TempDir::new().unwrap();
     let program = compile(folder.path(), "ages.c", "ages", &["-O2"]);
-    let mut process = Process::start_piped(sampled(&program, 32 << 10).args(["4", "8"]));
+    let mut process = Process::start_piped(sampled(&program, 32 << 10).args(["4", "8"]).env("FRAGPROF_SAMPLE_BY_SITE", "0"));
     process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
     let pid = process.pid().to_string();
     let page = crate::support::process::run(fragprof().args(["doctor", "-p", &pid])).out;

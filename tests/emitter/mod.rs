@@ -13,4 +13,5 @@ mod real;
 mod report;
 mod session;
 mod statistics;
+mod strata;
 mod workloads;

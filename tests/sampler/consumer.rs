@@ -34,6 +34,8 @@ pub struct Record {
     pub size_bytes: u64,
     /// Third.
     pub weight_bytes: u64,
+    /// Fourth.
+    pub interval_bytes: u64,
     /// Addresses, leaf first.
     pub frames: Vec<u64>,
 }
@@ -159,8 +161,9 @@ fn object_file() -> PathBuf {
 fn parse(bytes: &[u8]) -> Record {
     let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let half = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
-    let frames = (0..(half(32) as usize).min(FRAMES_MAX)).map(|i| word(40 + 8 * i) & FRAME_ADDRESS_MASK).collect();
-    Record { pid: half(0), is_free: half(4) != 0, pointer: word(8), size_bytes: word(16), weight_bytes: word(24), frames }
+    let frames = (0..(half(40) as usize).min(FRAMES_MAX)).map(|i| word(48 + 8 * i) & FRAME_ADDRESS_MASK).collect();
+    let is_free = half(4) != 0;
+    Record { pid: half(0), is_free, pointer: word(8), size_bytes: word(16), weight_bytes: word(24), interval_bytes: word(32), frames }
 }
 
 /// A live sampled block.
@@ -170,6 +173,8 @@ pub struct Block {
     pub size_bytes: u64,
     /// As received.
     pub weight_bytes: u64,
+    /// As received.
+    pub interval_bytes: u64,
     /// As received.
     pub frames: Vec<u64>,
 }
@@ -200,7 +205,12 @@ impl Ledger {
                 }
                 continue;
             }
-            let block = Block { size_bytes: record.size_bytes, weight_bytes: record.weight_bytes, frames: record.frames.clone() };
+            let block = Block {
+                size_bytes: record.size_bytes,
+                weight_bytes: record.weight_bytes,
+                interval_bytes: record.interval_bytes,
+                frames: record.frames.clone(),
+            };
             self.made.push(block.clone());
             self.collisions += u64::from(self.live.insert(record.pointer, block).is_some());
         }

@@ -3,6 +3,7 @@
 //! The consumer here is libbpf's own USDT support (`usdt_test.bpf.c`), not fragprof's: it finds the notes, decodes the arguments and keeps
 //! the semaphores exactly as the format specifies.
 
+mod by_site;
 mod command;
 mod consumer;
 mod exact;

@@ -67,11 +67,18 @@ impl Allocator {
     }
 }
 
-/// A command with the sampler preloaded before an allocator. The interval is constant, whatever the rate of samples.
+/// A command with the sampler preloaded before an allocator. The interval is constant, whatever the rate of samples and the call site.
 pub fn sampled(program: impl AsRef<Path>, sampler: &Path, allocator: Allocator, sample_bytes: u64) -> Command {
     let mut command = Command::new(program.as_ref());
     command.env("LD_PRELOAD", allocator.preload(sampler)).env("FRAGPROF_SAMPLE_BYTES", sample_bytes.to_string());
-    command.env("FRAGPROF_SAMPLES_PER_SECOND", "0");
+    command.env("FRAGPROF_SAMPLES_PER_SECOND", "0").env("FRAGPROF_SAMPLE_BY_SITE", "0");
+    command
+}
+
+/// The same, with the intervals that programs have by default.
+pub fn sampled_by_site(program: impl AsRef<Path>, sampler: &Path, allocator: Allocator, sample_bytes: u64) -> Command {
+    let mut command = sampled(program, sampler, allocator, sample_bytes);
+    command.env_remove("FRAGPROF_SAMPLES_PER_SECOND").env_remove("FRAGPROF_SAMPLE_BY_SITE");
     command
 }
 

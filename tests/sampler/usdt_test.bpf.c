@@ -16,6 +16,7 @@ struct record {
 	__u64 pointer;
 	__u64 size_bytes;
 	__u64 weight_bytes;
+	__u64 interval_bytes;
 	__u32 len;
 	__u32 end;
 	__u64 frames[TEST_FRAMES_MAX];
@@ -43,7 +44,7 @@ int on_alloc(struct pt_regs *regs)
 {
 	struct record *record = bpf_ringbuf_reserve(&records, sizeof *record, 0);
 	struct fp_walk *walk;
-	long pointer = 0, size = 0, weight = 0;
+	long pointer = 0, size = 0, weight = 0, interval = 0;
 	__u32 i;
 
 	fp_stay_on_the_threads_stack(regs);
@@ -54,11 +55,13 @@ int on_alloc(struct pt_regs *regs)
 	bpf_usdt_arg(regs, 0, &pointer);
 	bpf_usdt_arg(regs, 1, &size);
 	bpf_usdt_arg(regs, 2, &weight);
+	bpf_usdt_arg(regs, 3, &interval);
 	record->pid = bpf_get_current_pid_tgid() >> 32;
 	record->is_free = 0;
 	record->pointer = pointer;
 	record->size_bytes = size;
 	record->weight_bytes = weight;
+	record->interval_bytes = interval;
 	record->len = 0;
 	record->end = 0;
 	walk = bpf_task_storage_get(&walks, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
@@ -89,6 +92,7 @@ int on_free(struct pt_regs *regs)
 	record->pointer = pointer;
 	record->size_bytes = 0;
 	record->weight_bytes = 0;
+	record->interval_bytes = 0;
 	record->len = 0;
 	record->end = 0;
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);

@@ -342,6 +342,7 @@ static void read_settings(char **environment)
 		record_set_path(value_of(*environment, "FRAGPROF_RING="));
 #else
 		sample_set_interval(value_of(*environment, "FRAGPROF_SAMPLE_BYTES="));
+		sample_set_by_site(value_of(*environment, "FRAGPROF_SAMPLE_BY_SITE="));
 		sample_set_limit(value_of(*environment, "FRAGPROF_SAMPLES_PER_SECOND="));
 #endif
 	}

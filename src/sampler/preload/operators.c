@@ -40,6 +40,7 @@ RARE static void *throwing_failure_aligned(const char *name, size_t size, align_
 
 static void *plain_new(const char *name, size_t size)
 {
+	NOTE_CALLER_OF_NEW();
 	void *pointer = malloc(size != 0 ? size : 1);
 
 	return likely(pointer != NULL) ? pointer : throwing_failure(name, size);
@@ -47,6 +48,7 @@ static void *plain_new(const char *name, size_t size)
 
 static void *plain_new_aligned(const char *name, size_t size, align_value alignment)
 {
+	NOTE_CALLER_OF_NEW();
 	void *pointer = memalign(alignment, size != 0 ? size : 1);
 
 	return likely(pointer != NULL) ? pointer : throwing_failure_aligned(name, size, alignment);

@@ -94,6 +94,7 @@ struct sampled {
 #define listening_free() recording()
 #define set_may_hold(pointer) ((pointer) != NULL)
 #define SAMPLE_INNER(size, call) RECORD_INNER(size, call)
+#define NOTE_CALLER_OF_NEW() ((void)0)
 #define sample_free(pointer) record_free((pointer), NULL, &CALLER())
 #define sample_count(pointer, size) record_alloc((pointer), (size), 0, NULL, &CALLER())
 #define sample_take(pointer, sampled) ({ (void)(sampled); record_realloc_free(pointer); true; })

@@ -18,11 +18,20 @@
 /* CPUs with a debt of their own; if there are more, several share one. 16 KiB, of which a page exists for each 64 in use. */
 #define DEBTS 256u
 
+/* Usual intervals below this are not divided by site: their candidates would be of some bytes. */
+#define SAMPLE_BYTES_BY_SITE_MIN (16u << SITE_FINER)
+/* Doublings of the limit that candidates do without: at most 2^(5 + 2) of them for a sample. */
+#define CANDIDATES_FINER 2u
+
 /* Maximum number of sample points of inner calls in one outer call. musl makes one call, wrappers one or two; after more, the outer call
  * must have been left by a jump. */
 #define INNER_MAX 16
 
 __thread struct thread sampler_thread;
+
+/* The library's first byte, and the end of its code (defined by the linker). */
+extern const char __ehdr_start[] __attribute__((visibility("hidden")));
+extern const char etext[] __attribute__((visibility("hidden")));
 
 EXPORT OWN_LINES struct fragprof_sampler_stats fragprof_sampler_stats = {
 	.magic = 0x31535046,
@@ -33,6 +42,7 @@ EXPORT OWN_LINES struct fragprof_sampler_stats fragprof_sampler_stats = {
 };
 /* Each on a cache line of its own. */
 static struct { struct debt debt; } __attribute__((aligned(64))) processors[DEBTS];
+static uint64_t sample_bytes_by_site_min = SAMPLE_BYTES_BY_SITE_MIN;
 static uint64_t process_seed OWN_LINES;
 static uint64_t threads_seeded;
 
@@ -79,6 +89,14 @@ void sample_set_interval(const char *text)
 	sampler_thread.left_bytes = 0;
 	sampler_thread.beyond_bytes = 0;
 	sampler_thread.random = 0;
+}
+
+void sample_set_by_site(const char *text)
+{
+	uint64_t value;
+
+	if (number(text, 0, 0, &value))
+		sample_bytes_by_site_min = UINT64_MAX;
 }
 
 void sample_set_limit(const char *text)
@@ -128,14 +146,20 @@ static uint64_t log2_q32(uint64_t x)
 	return log;
 }
 
-/* The interval of a countdown. */
-static uint64_t interval(uint32_t doublings)
+/* Whether call sites have intervals of their own. */
+static bool is_by_site(void)
 {
-	return fragprof_sampler_stats.sample_bytes << doublings;
+	return fragprof_sampler_stats.sample_bytes >= sample_bytes_by_site_min;
 }
 
-/* Number of doublings of the interval from now on. */
-static uint32_t doublings_now(struct thread *thread, bool sampled)
+/* The interval of a countdown or a sample. */
+static uint64_t interval(uint32_t doublings)
+{
+	return fragprof_sampler_stats.sample_bytes >> (is_by_site() ? SITE_FINER : 0) << doublings;
+}
+
+/* Doublings of the usual interval that the limit requires from now on. */
+static uint32_t limit_now(struct thread *thread, bool sampled)
 {
 	uint64_t now_ns, each_ns, limit = fragprof_sampler_stats.samples_per_second;
 	uint32_t doublings, of_processor;
@@ -148,9 +172,17 @@ static uint32_t doublings_now(struct thread *thread, bool sampled)
 	of_processor = limit_step(&processors[clock_processor() % DEBTS].debt, now_ns, each_ns, sampled);
 	if (doublings < of_processor)
 		doublings = of_processor;
-	while (interval(doublings) > SAMPLE_BYTES_MAX)
+	while (doublings > 0 && fragprof_sampler_stats.sample_bytes << doublings > SAMPLE_BYTES_MAX)
 		doublings--;
 	return doublings;
+}
+
+/* Doublings of the finest interval with which the next countdown is drawn, under the thread's limit. */
+static uint32_t candidates_now(const struct thread *thread)
+{
+	if (!is_by_site())
+		return thread->limit;
+	return thread->limit > CANDIDATES_FINER ? thread->limit - CANDIDATES_FINER : 0;
 }
 
 /* The distance to the next sample point, 1 or more, geometric with mean T: 1 + floor(-ln(u) * (T - 1/2)). The half makes up for
@@ -180,13 +212,11 @@ static void count_down(struct thread *thread, int64_t left_bytes)
 	thread->left_bytes = left_bytes - thread->beyond_bytes;
 }
 
-/* The sample points in the allocation that made the countdown negative, with the interval of that countdown, and the countdown to the
- * next. */
-static uint64_t points(struct thread *thread, uint32_t *drawn_with)
+/* The sample points in the allocation that made the countdown negative, and the distance to the next. */
+static uint64_t points(struct thread *thread, int64_t *left_bytes)
 {
 	int64_t left = thread->left_bytes + thread->beyond_bytes;
 	uint64_t found = 0;
-	uint32_t doublings;
 
 	thread->run_out++;
 	if (thread->random == 0) {
@@ -196,10 +226,10 @@ static uint64_t points(struct thread *thread, uint32_t *drawn_with)
 		uint64_t nth = __atomic_add_fetch(&threads_seeded, 1, __ATOMIC_RELAXED);
 
 		thread->random = mix(process_seed ^ mix((uintptr_t)thread) ^ (nth << 32)) | 1;
-		thread->doublings = doublings_now(thread, false);
+		thread->limit = limit_now(thread, false);
+		thread->doublings = candidates_now(thread);
 		left += (int64_t)(draw(thread) - 1);
 	}
-	*drawn_with = thread->doublings;
 	while (left < 0 && found < POINTS_DRAWN_MAX) {
 		found++;
 		left += (int64_t)draw(thread);
@@ -212,21 +242,110 @@ static uint64_t points(struct thread *thread, uint32_t *drawn_with)
 		found += 1 + rest / interval_bytes + (next_random(thread) % interval_bytes < rest % interval_bytes);
 		left = (int64_t)(draw(thread) - 1);
 	}
-	doublings = doublings_now(thread, found > 0);
-	if (doublings != thread->doublings) {
-		/* The rest of the countdown is independent of the past, so it may be discarded. */
-		thread->doublings = doublings;
-		left = (int64_t)(draw(thread) - 1);
-	}
-	count_down(thread, left);
+	*left_bytes = left;
 	return found;
 }
 
-RARE void sample(void *pointer, size_t size_bytes)
+/* How many of the points that were found at a site are kept, and the doublings with which they count: on average as many bytes. */
+static uint64_t thinned(struct thread *thread, uint32_t site, uint64_t found, uint32_t *doublings)
+{
+	uint64_t now_ns;
+	uint32_t by;
+
+	*doublings = thread->doublings;
+	if (!is_by_site())
+		return found;
+	if (clock_now(&now_ns))
+		*doublings = site_doublings(site, found * interval(thread->doublings), thread->doublings, thread->limit,
+					    fragprof_sampler_stats.sample_bytes, now_ns);
+	else if (*doublings < SITE_FINER)
+		*doublings = SITE_FINER;
+	by = *doublings - thread->doublings;
+	if (found >> by > 0) {
+		/* It would be kept in any case, and all of its points cost no more than one. */
+		*doublings = thread->doublings;
+		site_kept(site);
+		return found;
+	}
+	if ((next_random(thread) & ((1ull << by) - 1)) >= found)
+		return 0;
+	site_kept(site);
+	return 1;
+}
+
+/* The next countdown, after a sample or a check. */
+static void go_on(struct thread *thread, int64_t left_bytes, bool sampled)
+{
+	uint32_t doublings;
+
+	thread->limit = limit_now(thread, sampled);
+	doublings = candidates_now(thread);
+	if (doublings != thread->doublings) {
+		/* The rest of the countdown is independent of the past, so it may be discarded. */
+		thread->doublings = doublings;
+		left_bytes = (int64_t)(draw(thread) - 1);
+	}
+	count_down(thread, left_bytes);
+}
+
+/* Who called: a call of malloc from here is one of operator new. */
+static const void *outside(const struct thread *thread, const void *caller)
+{
+	return (const char *)caller >= __ehdr_start && (const char *)caller < etext ? thread->caller_of_new : caller;
+}
+
+static void weigh(const struct sampled *sampled, uint64_t *weight_bytes, uint64_t *interval_bytes)
+{
+	*interval_bytes = interval((uint32_t)sampled->doublings);
+	if (__builtin_mul_overflow((uint64_t)sampled->points, *interval_bytes, weight_bytes))
+		*weight_bytes = UINT64_MAX;
+}
+
+/* The site's live bytes change by a sample. */
+static void account(const struct sampled *sampled, void (*change)(uint32_t site, uint64_t weight_bytes, uint64_t now_ns))
+{
+	uint64_t now_ns, weight_bytes, interval_bytes;
+
+	weigh(sampled, &weight_bytes, &interval_bytes);
+	if (clock_now(&now_ns))
+		change((uint32_t)sampled->site, weight_bytes, now_ns);
+}
+
+/* Reports a block. Without a slot in the set its free would not be seen, and the block would look live forever: then its free is reported at
+ * once. This way allocated bytes stay correct, and live bytes are underestimated rather than overestimated. */
+static void report(void *pointer, struct sampled sampled)
+{
+	uint64_t weight_bytes, interval_bytes;
+	struct sampled stale;
+
+	weigh(&sampled, &weight_bytes, &interval_bytes);
+	count(&fragprof_sampler_stats.samples, 1);
+	count(&fragprof_sampler_stats.weight_bytes, weight_bytes);
+	if (!listening_free()) {
+		emit_alloc(pointer, sampled.size_bytes, weight_bytes, interval_bytes);
+		return;
+	}
+	/* A block that was freed without a consumer is still in the set; its address now has a new block. */
+	if (set_may_hold(pointer) && set_remove(pointer, &stale))
+		account(&stale, site_dead);
+	bool kept = set_insert(pointer, sampled);
+	if (kept)
+		account(&sampled, site_live);
+	emit_alloc(pointer, sampled.size_bytes, weight_bytes, interval_bytes);
+	if (!kept) {
+		count(&fragprof_sampler_stats.overflows, 1);
+		count(&fragprof_sampler_stats.overflow_weight_bytes, weight_bytes);
+		emit_free(pointer);
+	}
+}
+
+RARE void sample(void *pointer, size_t size_bytes, const void *caller)
 {
 	struct thread *thread = &sampler_thread;
-	uint64_t found, interval_bytes, weight;
+	struct sampled sampled = { .size_bytes = size_bytes };
+	uint64_t found;
 	uint32_t doublings;
+	int64_t left_bytes;
 
 	if (thread->outer_sp != 0) {
 		/* The outer call corrects the countdown. */
@@ -235,36 +354,25 @@ RARE void sample(void *pointer, size_t size_bytes)
 		thread->outer_sp = 0;
 		thread->inner_skipped = 0;
 	}
-	found = points(thread, &doublings);
-	if (found == 0)
-		return;
-	interval_bytes = interval(doublings);
-	if (__builtin_mul_overflow(found, interval_bytes, &weight))
-		weight = UINT64_MAX;
-	count(&fragprof_sampler_stats.samples, 1);
-	count(&fragprof_sampler_stats.weight_bytes, weight);
-	if (doublings > 0)
-		count_lengthened(interval_bytes);
-	if (!listening_free()) {
-		emit_alloc(pointer, size_bytes, weight, interval_bytes);
-		return;
+	found = points(thread, &left_bytes);
+	if (found > 0) {
+		sampled.site = site_of(outside(thread, caller), size_bytes);
+		found = thinned(thread, (uint32_t)sampled.site, found, &doublings);
+		sampled.doublings = doublings;
+		sampled.points = found;
 	}
-	if (set_insert(pointer, (struct sampled){ size_bytes, doublings, weight })) {
-		emit_alloc(pointer, size_bytes, weight, interval_bytes);
-		return;
-	}
-	/* Without a slot its free would not be seen and the block would look live forever. This way allocated bytes stay correct, and live
-	 * bytes are underestimated rather than overestimated. */
-	count(&fragprof_sampler_stats.overflows, 1);
-	count(&fragprof_sampler_stats.overflow_weight_bytes, weight);
-	emit_alloc(pointer, size_bytes, weight, interval_bytes);
-	emit_free(pointer);
+	if (found > 0 && thread->limit > 0)
+		count_lengthened(interval((uint32_t)sampled.doublings));
+	go_on(thread, left_bytes, found > 0);
+	if (found > 0)
+		report(pointer, sampled);
 }
 
 bool sample_take(void *pointer, struct sampled *sampled)
 {
 	if (!set_remove(pointer, sampled))
 		return false;
+	account(sampled, site_dead);
 	count(&fragprof_sampler_stats.frees, 1);
 	emit_free(pointer);
 	return true;
@@ -279,13 +387,5 @@ RARE void sample_free(void *pointer)
 
 RARE void sample_put_back(void *pointer, struct sampled sampled)
 {
-	count(&fragprof_sampler_stats.samples, 1);
-	count(&fragprof_sampler_stats.weight_bytes, sampled.weight_bytes);
-	bool kept = set_insert(pointer, sampled);
-	emit_alloc(pointer, sampled.size_bytes, sampled.weight_bytes, interval(sampled.doublings));
-	if (!kept) {
-		count(&fragprof_sampler_stats.overflows, 1);
-		count(&fragprof_sampler_stats.overflow_weight_bytes, sampled.weight_bytes);
-		emit_free(pointer);
-	}
+	report(pointer, sampled);
 }

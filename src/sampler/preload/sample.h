@@ -6,6 +6,9 @@
  * unbiased, and their variance is at most T times the sum. The draw is memoryless, so a thread that ends in the middle of a countdown, a
  * listener that attaches and detaches, and a fork cause no bias.
  *
+ * T is not the same for all: blocks of call sites that live have a smaller one than those that die young (site.h). For this, points are
+ * drawn at a distance that is finer than any T, and thinned by call site.
+ *
  * If samples are too frequent, T is doubled (limit.h). It changes only between allocations, when the countdown is drawn again: at a sample,
  * and at checks in between, because a thread with a long countdown would otherwise allocate gigabytes before T is reduced again. T then
  * depends on the past, never on the next draw, so each weight still has its block's size as its mean, and a sum's variance is estimated by
@@ -37,9 +40,13 @@ struct thread {
 	uintptr_t outer_sp;
 	/* Sample points of inner calls skipped since. */
 	uint32_t inner_skipped;
-	/* Doublings of the interval with which the countdown was drawn. */
+	/* Doublings of the finest interval with which the countdown was drawn. */
 	uint32_t doublings;
+	/* Doublings of the usual interval that the limit on samples required at the last sample or check. */
+	uint32_t limit;
 	struct debt debt;
+	/* Who called the operator new that is calling malloc. */
+	const void *caller_of_new;
 };
 extern __thread struct thread sampler_thread __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
@@ -49,7 +56,7 @@ struct fragprof_sampler_stats {
 	uint32_t magic;
 	/* sizeof, so that a reader knows which fields there are. */
 	uint32_t size_bytes;
-	/* The interval T while samples are not too frequent. */
+	/* The interval T, on average over all samples, while they are not too frequent. */
 	uint64_t sample_bytes;
 	/* 1 if calls to malloc bind to this library; 0 if the program or a library before it has its own; 0 before the start. */
 	uint64_t in_front;
@@ -65,7 +72,7 @@ struct fragprof_sampler_stats {
 	uint64_t live_max;
 	/* Samples per second, on a CPU or in a thread, above which T is doubled; 0 = it is never doubled. */
 	uint64_t samples_per_second;
-	/* Samples that were drawn with a doubled T, and the longest T of them; 0 = none. */
+	/* Samples that were drawn with a T that the limit had doubled, and the longest T of them; 0 = none. */
 	uint64_t lengthened;
 	uint64_t longest_sample_bytes;
 };
@@ -73,12 +80,14 @@ extern struct fragprof_sampler_stats fragprof_sampler_stats;
 
 /* Parses an interval; keeps the old one if the text is not valid. */
 void sample_set_interval(const char *text);
+/* "0": one interval for all call sites. */
+void sample_set_by_site(const char *text);
 /* Parses the limit, in samples per second and CPU; keeps the old one if the text is not valid. 0 = no limit. */
 void sample_set_limit(const char *text);
 /* A seed that differs from process to process. */
 void sample_set_seed(uint64_t seed);
-/* Handles an allocation that made left_bytes negative. */
-void sample(void *pointer, size_t size_bytes);
+/* Handles an allocation that made left_bytes negative. `caller`: the address to which the allocator's function returns. */
+void sample(void *pointer, size_t size_bytes, const void *caller);
 /* The block is about to be freed: reports it if it was sampled. */
 void sample_free(void *pointer);
 /* Like sample_free, before a call that may fail and leave the block: returns its sample. */
@@ -86,13 +95,24 @@ bool sample_take(void *pointer, struct sampled *sampled);
 /* The call failed: the block stays live. */
 void sample_put_back(void *pointer, struct sampled sampled);
 
+/* The address to which an exported function returns. */
+#define CALLER_ADDRESS() __builtin_return_address(0)
+
 /* Counts an allocation that succeeded. */
-static inline void sample_count(void *pointer, size_t size_bytes)
+static inline void sample_count_of(const void *caller, void *pointer, size_t size_bytes)
 {
 	sampler_thread.left_bytes = (int64_t)((uint64_t)sampler_thread.left_bytes - size_bytes);
 	if (unlikely(sampler_thread.left_bytes < 0))
-		sample(pointer, size_bytes);
+		sample(pointer, size_bytes, caller);
 }
+#define sample_count(pointer, size_bytes) sample_count_of(CALLER_ADDRESS(), (pointer), (size_bytes))
+
+/* In an operator new, before it calls malloc. */
+#define NOTE_CALLER_OF_NEW()                                              \
+	do {                                                              \
+		if (listening_alloc())                                    \
+			sampler_thread.caller_of_new = CALLER_ADDRESS();  \
+	} while (0)
 
 /* One entry point of an allocator may call another by its name, which is interposed here too: musl's calloc calls malloc, its
  * posix_memalign calls aligned_alloc, and so do wrappers and jemalloc's aligned operator new. A block must be counted once.
@@ -105,7 +125,7 @@ static inline bool sample_is_inner(void)
 	return unlikely(sampler_thread.outer_sp != 0) && stack_pointer() < sampler_thread.outer_sp;
 }
 
-#define SAMPLE_OUTER(size, call)                                                          \
+#define SAMPLE_OUTER(caller, size, call)                                                  \
 	({                                                                                \
 		int64_t left_ = sampler_thread.left_bytes;                                \
 		void *pointer_;                                                           \
@@ -117,7 +137,7 @@ static inline bool sample_is_inner(void)
 		/* Restores the countdown before the inner calls. */                          \
 		sampler_thread.left_bytes = left_;                                        \
 		if (likely(pointer_ != NULL))                                             \
-			sample_count(pointer_, (size));                                   \
+			sample_count_of((caller), pointer_, (size));                      \
 		pointer_;                                                                 \
 	})
 

@@ -9,13 +9,13 @@
 #include "next.h"
 #include "sample.h"
 
-RARE static void *malloc_at_point(size_t size)
+RARE static void *malloc_at_point(size_t size, const void *caller)
 {
 	void *pointer = next.malloc(size);
 
 	/* Not before the call: a failed one has no sample point. */
 	if (pointer != NULL)
-		sample_count(pointer, size);
+		sample_count_of(caller, pointer, size);
 	return pointer;
 }
 
@@ -25,7 +25,7 @@ EXPORT void *malloc(size_t size)
 		int64_t left = (int64_t)((uint64_t)sampler_thread.left_bytes - size);
 
 		if (unlikely(left < 0))
-			return malloc_at_point(size);
+			return malloc_at_point(size, CALLER_ADDRESS());
 		sampler_thread.left_bytes = left;
 	}
 	return next.malloc(size);
@@ -73,19 +73,19 @@ EXPORT void *calloc(size_t count, size_t size)
 
 	if (!counts() || __builtin_mul_overflow(count, size, &total))
 		return next.calloc(count, size);
-	return SAMPLE_OUTER(total, next.calloc(count, size));
+	return SAMPLE_OUTER(CALLER_ADDRESS(), total, next.calloc(count, size));
 }
 
 /* No x86-64 process has an address space of this size: a realloc to it fails and frees nothing. */
 #define NEVER_FITS_BYTES (1ull << 56)
 
-RARE static void *realloc_listened(void *pointer, size_t size)
+RARE static void *realloc_listened(void *pointer, size_t size, const void *caller)
 {
 	struct sampled sampled;
 	/* The free is reported before the call, because another thread may get the old address during it. If the call fails for lack of
 	 * memory, the block is reported again, and its first stack is lost. */
 	bool taken = size < NEVER_FITS_BYTES && listening_free() && set_may_hold(pointer) && sample_take(pointer, &sampled);
-	void *moved = counts() ? SAMPLE_OUTER(size, next.realloc(pointer, size)) : next.realloc(pointer, size);
+	void *moved = counts() ? SAMPLE_OUTER(caller, size, next.realloc(pointer, size)) : next.realloc(pointer, size);
 
 	/* It failed and the old block stays live; with size 0, NULL means freed (glibc, jemalloc). */
 	if (taken && moved == NULL && size != 0)
@@ -97,7 +97,7 @@ RARE static void *realloc_listened(void *pointer, size_t size)
 EXPORT void *realloc(void *pointer, size_t size)
 {
 	if (listening_alloc() || listening_free())
-		return realloc_listened(pointer, size);
+		return realloc_listened(pointer, size, CALLER_ADDRESS());
 	return next.realloc(pointer, size);
 }
 
@@ -109,7 +109,7 @@ EXPORT void *reallocarray(void *pointer, size_t count, size_t size)
 	if (__builtin_mul_overflow(count, size, &total))
 		return next.reallocarray(pointer, count, size);
 	if (listening_alloc() || listening_free())
-		return realloc_listened(pointer, total);
+		return realloc_listened(pointer, total, CALLER_ADDRESS());
 	/* glibc's and musl's call realloc, which is interposed. */
 	return next.realloc(pointer, total);
 }
@@ -120,7 +120,7 @@ EXPORT int posix_memalign(void **out, size_t alignment, size_t size)
 
 	if (!counts())
 		return next.posix_memalign(out, alignment, size);
-	SAMPLE_OUTER(size, (error = next.posix_memalign(out, alignment, size)) == 0 ? *out : NULL);
+	SAMPLE_OUTER(CALLER_ADDRESS(), size, (error = next.posix_memalign(out, alignment, size)) == 0 ? *out : NULL);
 	return error;
 }
 
@@ -128,26 +128,26 @@ EXPORT void *aligned_alloc(size_t alignment, size_t size)
 {
 	if (!counts())
 		return next.aligned_alloc(alignment, size);
-	return SAMPLE_OUTER(size, next.aligned_alloc(alignment, size));
+	return SAMPLE_OUTER(CALLER_ADDRESS(), size, next.aligned_alloc(alignment, size));
 }
 
 EXPORT void *memalign(size_t alignment, size_t size)
 {
 	if (!counts())
 		return next.memalign(alignment, size);
-	return SAMPLE_OUTER(size, next.memalign(alignment, size));
+	return SAMPLE_OUTER(CALLER_ADDRESS(), size, next.memalign(alignment, size));
 }
 
 EXPORT void *valloc(size_t size)
 {
 	if (!counts())
 		return next.valloc(size);
-	return SAMPLE_OUTER(size, next.valloc(size));
+	return SAMPLE_OUTER(CALLER_ADDRESS(), size, next.valloc(size));
 }
 
 EXPORT void *pvalloc(size_t size)
 {
 	if (!counts())
 		return next.pvalloc(size);
-	return SAMPLE_OUTER(size, next.pvalloc(size));
+	return SAMPLE_OUTER(CALLER_ADDRESS(), size, next.pvalloc(size));
 }

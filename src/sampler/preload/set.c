@@ -66,11 +66,7 @@ static uint32_t used_ways(uint32_t bucket)
 bool set_insert(void *pointer, struct sampled sampled)
 {
 	uint32_t bucket[2];
-	struct sampled stale;
 
-	/* A block that was freed without a consumer is still in the set; its address now has a new block. */
-	if (set_may_hold(pointer))
-		set_remove(pointer, &stale);
 	if (__atomic_add_fetch(&live, 1, __ATOMIC_RELAXED) > SET_LIVE_MAX)
 		goto full;
 	/* Before the address is in the table: a filter that says no must be right. */

@@ -12,6 +12,7 @@
 #define FRAGPROF_SET_H
 
 #include "platform.h"
+#include "site.h"
 
 /* Maximum number of live sampled blocks: 32 GiB of heap at the usual 512 KiB per sample. Also keeps a filter counter within 16 bits. */
 #define SET_LIVE_MAX 65535u
@@ -29,9 +30,11 @@
 struct sampled {
 	/* A block of 2^58 bytes or more does not exist. */
 	uint64_t size_bytes : 58;
-	/* The interval that it was drawn with, as doublings of the usual one. */
+	/* The interval that it was drawn with, as doublings of the finest one. */
 	uint64_t doublings : 6;
-	uint64_t weight_bytes;
+	/* Sample points in it, times which the interval is its weight. */
+	uint64_t points : 52;
+	uint64_t site : SITE_BITS;
 };
 
 extern uint16_t set_pages[PAGE_CELLS] __attribute__((visibility("hidden")));
@@ -59,7 +62,7 @@ static inline bool set_may_hold(const void *pointer)
 	       unlikely(__atomic_load_n(&set_filter[set_cell(pointer)], __ATOMIC_RELAXED) != 0);
 }
 
-/* Inserts the address; false if there is no space. */
+/* Inserts an address that is not in the set; false if there is no space. */
 bool set_insert(void *pointer, struct sampled sampled);
 /* Removes the address and returns its sample; false if it is not in the set. */
 bool set_remove(void *pointer, struct sampled *sampled);
