@@ -6,6 +6,6 @@ cd "$(dirname "$0")/.."
 . scripts/arm64-toolchain.sh
 # Modules whose tests need no native program, no ptrace, no page map, no process_vm_readv and no BPF: the
 # emulator has none of these.
-cargo test --lib --target "$target" -- machine:: unwind:: probe::flow probe::placement_arm64 target::usdt target::maps ledger:: heap:: governor:: \
+cargo test --lib --target "$target" -- machine:: unwind:: probe::flow probe::placement_arm64 emitter::usdt process::maps ledger:: heap:: governor:: \
 	fragmentation:: profile:: --skip tui::
 cargo test --test integration unwind::arm64 -- --nocapture
