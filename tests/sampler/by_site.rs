@@ -165,7 +165,7 @@ fn errors_are_smaller_at_the_same_number_of_samples_and_stated_rightly() {
     }
     // A large cache loses little by the leak that is seen beside it.
     let cache: Vec<_> = all.iter().filter(|line| line.program == "cache").collect();
-    assert!(cache[3].error < cache[1].error / 2.0 && cache[2].error < 1.6 * cache[0].error, "{cache:?}");
+    assert!(cache[3].error < cache[1].error / 1.4 && cache[2].error < 1.6 * cache[0].error, "{cache:?}");
     let by_site: Vec<_> = all.iter().filter(|line| line.by_site).collect();
     let inside: f64 = by_site.iter().map(|line| line.inside).sum::<f64>() / (50.0 * by_site.len() as f64);
     assert!(inside > 0.92, "{inside}");

@@ -8,7 +8,7 @@
  *
  * samples, where `doublings` are those that bring its rate below the limit: a debt of that many bursts does not grow further (a countdown
  * that was drawn before continues, one for each thread). Call sites whose blocks live have a shorter interval than the usual one, so it may
- * take SITE_FINER + CANDIDATES_FINER doublings more than of the usual one. When the program allocates less, the debt is paid off and the interval shrinks.
+ * take SITE_FINER doublings more than of the usual one. When the program allocates less, the debt is paid off and the interval shrinks.
  *
  * CPUs have a debt because a hundred threads that share a CPU share its time; threads have one because a thread that moves from CPU to CPU
  * has the time of one. So a program that keeps its CPUs busy pays the same share of their time whatever the number of its threads; one that

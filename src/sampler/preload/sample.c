@@ -20,8 +20,6 @@
 
 /* Usual intervals below this are not divided by site: their candidates would be of some bytes. */
 #define SAMPLE_BYTES_BY_SITE_MIN (16u << SITE_FINER)
-/* Doublings of the limit that candidates do without: at most 2^(5 + 2) of them for a sample. */
-#define CANDIDATES_FINER 2u
 
 /* Maximum number of sample points of inner calls in one outer call. musl makes one call, wrappers one or two; after more, the outer call
  * must have been left by a jump. */
@@ -158,8 +156,8 @@ static uint64_t interval(uint32_t doublings)
 	return fragprof_sampler_stats.sample_bytes >> (is_by_site() ? SITE_FINER : 0) << doublings;
 }
 
-/* Doublings of the usual interval that the limit requires from now on. */
-static uint32_t limit_now(struct thread *thread, bool sampled)
+/* Doublings that the limit requires from now on: of the usual interval, and so of the finest. */
+static uint32_t doublings_now(struct thread *thread, bool sampled)
 {
 	uint64_t now_ns, each_ns, limit = fragprof_sampler_stats.samples_per_second;
 	uint32_t doublings, of_processor;
@@ -175,14 +173,6 @@ static uint32_t limit_now(struct thread *thread, bool sampled)
 	while (doublings > 0 && fragprof_sampler_stats.sample_bytes << doublings > SAMPLE_BYTES_MAX)
 		doublings--;
 	return doublings;
-}
-
-/* Doublings of the finest interval with which the next countdown is drawn, under the thread's limit. */
-static uint32_t candidates_now(const struct thread *thread)
-{
-	if (!is_by_site())
-		return thread->limit;
-	return thread->limit > CANDIDATES_FINER ? thread->limit - CANDIDATES_FINER : 0;
 }
 
 /* The distance to the next sample point, 1 or more, geometric with mean T: 1 + floor(-ln(u) * (T - 1/2)). The half makes up for
@@ -226,8 +216,7 @@ static uint64_t points(struct thread *thread, int64_t *left_bytes)
 		uint64_t nth = __atomic_add_fetch(&threads_seeded, 1, __ATOMIC_RELAXED);
 
 		thread->random = mix(process_seed ^ mix((uintptr_t)thread) ^ (nth << 32)) | 1;
-		thread->limit = limit_now(thread, false);
-		thread->doublings = candidates_now(thread);
+		thread->doublings = doublings_now(thread, false);
 		left += (int64_t)(draw(thread) - 1);
 	}
 	while (left < 0 && found < POINTS_DRAWN_MAX) {
@@ -256,7 +245,7 @@ static uint64_t thinned(struct thread *thread, uint32_t site, uint64_t found, ui
 	if (!is_by_site())
 		return found;
 	if (clock_now(&now_ns))
-		*doublings = site_doublings(site, found * interval(thread->doublings), thread->doublings, thread->limit,
+		*doublings = site_doublings(site, found * interval(thread->doublings), thread->doublings,
 					    fragprof_sampler_stats.sample_bytes, now_ns);
 	else if (*doublings < SITE_FINER)
 		*doublings = SITE_FINER;
@@ -276,10 +265,8 @@ static uint64_t thinned(struct thread *thread, uint32_t site, uint64_t found, ui
 /* The next countdown, after a sample or a check. */
 static void go_on(struct thread *thread, int64_t left_bytes, bool sampled)
 {
-	uint32_t doublings;
+	uint32_t doublings = doublings_now(thread, sampled);
 
-	thread->limit = limit_now(thread, sampled);
-	doublings = candidates_now(thread);
 	if (doublings != thread->doublings) {
 		/* The rest of the countdown is independent of the past, so it may be discarded. */
 		thread->doublings = doublings;
@@ -361,7 +348,7 @@ RARE void sample(void *pointer, size_t size_bytes, const void *caller)
 		sampled.doublings = doublings;
 		sampled.points = found;
 	}
-	if (found > 0 && thread->limit > 0)
+	if (found > 0 && thread->doublings > 0)
 		count_lengthened(interval((uint32_t)sampled.doublings));
 	go_on(thread, left_bytes, found > 0);
 	if (found > 0)

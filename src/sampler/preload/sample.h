@@ -40,10 +40,8 @@ struct thread {
 	uintptr_t outer_sp;
 	/* Sample points of inner calls skipped since. */
 	uint32_t inner_skipped;
-	/* Doublings of the finest interval with which the countdown was drawn. */
+	/* Doublings, by the limit, with which the countdown was drawn: of the finest interval, or of the only one. */
 	uint32_t doublings;
-	/* Doublings of the usual interval that the limit on samples required at the last sample or check. */
-	uint32_t limit;
 	struct debt debt;
 	/* Who called the operator new that is calling malloc. */
 	const void *caller_of_new;

@@ -94,7 +94,7 @@ static void adjust_scale(int64_t by)
 		STORE(scale, now > 0 ? SCALE_LIMIT : -SCALE_LIMIT);
 }
 
-uint32_t site_doublings(uint32_t number, uint64_t found_bytes, uint32_t candidates, uint32_t limit, uint64_t usual_bytes, uint64_t now_ns)
+uint32_t site_doublings(uint32_t number, uint64_t found_bytes, uint32_t limit, uint64_t usual_bytes, uint64_t now_ns)
 {
 	struct site *site = &sites[number];
 	uint32_t now = (uint32_t)(now_ns >> UNIT_BITS), elapsed, least = 0;
@@ -127,8 +127,8 @@ uint32_t site_doublings(uint32_t number, uint64_t found_bytes, uint32_t candidat
 	doublings = ((int32_t)(LOAD(scale) >> (SCALE_BITS - LOG_BITS)) + (int32_t)(SITE_FINER + limit) * (1 << LOG_BITS) +
 		     (log2_of(bytes) - log2_of(live)) / 2 + (1 << (LOG_BITS - 1))) >>
 		    LOG_BITS;
-	if (doublings < (int32_t)candidates)
-		doublings = (int32_t)candidates;
+	if (doublings < (int32_t)limit)
+		doublings = (int32_t)limit;
 	if (doublings > (int32_t)(SITE_FINER + limit + SITE_COARSER))
 		doublings = (int32_t)(SITE_FINER + limit + SITE_COARSER);
 	return (uint32_t)doublings;

@@ -33,9 +33,9 @@
 
 /* The slot of a call. */
 uint32_t site_of(const void *caller, size_t size_bytes);
-/* A candidate was found: doublings of the finest distance with which the site is to be sampled, `candidates` at least. `found_bytes`: its
- * weight as a candidate. `limit`: doublings of the usual distance that the limit on samples requires. */
-uint32_t site_doublings(uint32_t site, uint64_t found_bytes, uint32_t candidates, uint32_t limit, uint64_t usual_bytes, uint64_t now_ns);
+/* A candidate was found: doublings of the finest distance with which the site is to be sampled. `found_bytes`: its weight as a candidate.
+ * `limit`: doublings that the limit on samples requires, with which it was drawn: what is returned is at least as much. */
+uint32_t site_doublings(uint32_t site, uint64_t found_bytes, uint32_t limit, uint64_t usual_bytes, uint64_t now_ns);
 /* A candidate was kept. */
 void site_kept(uint32_t site);
 /* A sampled block lives from now on, or no longer. */

@@ -11,7 +11,6 @@
 #include "site.c"
 
 #define USUAL_BYTES 524288
-#define CANDIDATES_FINER 2
 #define EACH_NS (1000000000u / LIMIT_SAMPLES_PER_SECOND)
 /* Of the coarse clock. */
 #define TICK_NS 4000000u
@@ -119,7 +118,7 @@ static double run(const struct program *program, bool by_site, double *weights, 
 	for (int i = 0; i < program->count; i++)
 		sum += program->places[i].bytes_per_second;
 	for (double at_s = 1;;) {
-		uint32_t candidates = !by_site ? SITE_FINER + limit : limit > CANDIDATES_FINER ? limit - CANDIDATES_FINER : 0;
+		uint32_t candidates = by_site ? limit : SITE_FINER + limit;
 		uint64_t found_bytes = (uint64_t)USUAL_BYTES >> SITE_FINER << candidates;
 		uint32_t doublings = candidates;
 
@@ -135,7 +134,7 @@ static double run(const struct program *program, bool by_site, double *weights, 
 		if (at_s < 1 + program->places[place].start_s)
 			continue;
 		if (by_site)
-			doublings = site_doublings((uint32_t)place, found_bytes, candidates, limit, USUAL_BYTES, ticks_ns(at_s));
+			doublings = site_doublings((uint32_t)place, found_bytes, limit, USUAL_BYTES, ticks_ns(at_s));
 		bool kept = (next_random() >> 10 & ((1ull << (doublings - candidates)) - 1)) == 0;
 		if (kept)
 			site_kept((uint32_t)place);
