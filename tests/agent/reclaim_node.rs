@@ -89,8 +89,14 @@ fn ten_services_give_memory_back_and_none_of_them_is_slower_than_the_limit() {
             let (low, high) = after.fold((u64::MAX, 0), |(low, high), &bytes| (low.min(bytes), high.max(bytes)));
             high.saturating_sub(low) > given / 2
         };
-        let own_vain =
-            own.iter().filter(|(second, event)| needed(*second, event["trim"]["given_back_bytes"].as_u64().unwrap_or(0))).count();
+        let is_vain = |call: &&&(u64, Value)| needed(call.0, call.1["trim"]["given_back_bytes"].as_u64().unwrap_or(0));
+        let own_vain = own.iter().filter(is_vain).count();
+        let mib = |second: u64| service.resident.get(second as usize).map_or(0, |bytes| bytes >> 20);
+        for (second, event) in &own {
+            // Every ten seconds around it.
+            let around: Vec<u64> = (0..40).map(|i| mib((second + 10 * i).saturating_sub(200))).collect();
+            eprintln!("service {number}, second {second}: gave back {}, resident MiB {around:?}", event["trim"]["given_back_bytes"]);
+        }
         drop(service.process.input());
         assert!(service.process.wait(LIMIT).success());
         let counts: Value = serde_json::from_str(service.process.out.all().lines().last().unwrap()).unwrap();

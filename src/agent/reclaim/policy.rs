@@ -14,6 +14,9 @@ const TOOK_RATIO_MAX: f64 = 2.0;
 const TOOK_SLACK: Duration = Duration::from_millis(20);
 /// A call was in vain if the process has taken this share of what it gave back again before its next call is due.
 const TAKEN_AGAIN_RATIO: f64 = 0.5;
+/// What a process takes again within the quiet time it needs all the time, and is not counted as a gain of its next call: free memory that
+/// changes hands is trimmable at each moment. After this many intervals without a call it is forgotten, since programs change.
+const NEEDED_FOR_INTERVALS: u32 = 16;
 /// The interval is doubled after each call in vain, up to this many times the configured one.
 const INTERVAL_FACTOR_MAX: u32 = 64;
 /// An attempt that was refused is repeated after this time, doubled for each further one, at most after the interval: most refusals are of the
@@ -50,12 +53,12 @@ fn covers(rule: &ReclaimRule, one: &Candidate<'_>) -> bool {
     is_named && fits(&rule.command, &[one.comm]) && fits(&rule.cgroup, &one.cgroups) && fits(&rule.workload, &workload)
 }
 
-/// Whether a rule covers it and the thresholds are passed.
+/// Whether a rule covers it and the thresholds are passed, with a gain of so many bytes.
 #[must_use]
-pub fn is_wanted(config: &ReclaimConfig, one: &Candidate<'_>) -> bool {
+fn is_wanted(config: &ReclaimConfig, one: &Candidate<'_>, gain_bytes: u64) -> bool {
     config.rules.iter().any(|rule| covers(rule, one))
-        && one.trimmable_bytes >= config.trimmable_min_mib << 20
-        && one.trimmable_bytes as f64 * 100.0 >= one.resident_bytes as f64 * config.trimmable_min_percent
+        && gain_bytes >= config.trimmable_min_mib << 20
+        && gain_bytes as f64 * 100.0 >= one.resident_bytes as f64 * config.trimmable_min_percent
         && one.pressure_percent >= config.pressure_min_percent
         && (config.limit_min_percent <= 0.0 || one.limit_ratio.is_some_and(|ratio| ratio * 100.0 >= config.limit_min_percent))
 }
@@ -69,6 +72,8 @@ struct Past {
     last: Option<Instant>,
     /// What the last call gave back, until it is known whether the process takes it again.
     given_back: Option<GivenBack>,
+    /// What the process took again within the quiet time after a call.
+    needed_bytes: u64,
     /// Times the configured interval, less one.
     longer: u32,
     /// Attempts that were refused since the last call.
@@ -79,8 +84,12 @@ struct Past {
 /// The heap after a call.
 #[derive(Debug, Clone, Copy)]
 struct GivenBack {
+    /// Resident bytes after it.
+    left_bytes: u64,
     /// With so many resident bytes it has taken too much again.
     again_bytes: u64,
+    /// Whether it is known what it took again within the quiet time.
+    is_measured: bool,
     /// Whether a sample has shown fewer: earlier ones are from before the call.
     is_seen: bool,
 }
@@ -93,6 +102,21 @@ impl Past {
             interval = interval.min(RETRY_FIRST.saturating_mul(1 << before.min(20)));
         }
         self.last.is_none_or(|last| now.saturating_duration_since(last) >= interval)
+    }
+
+    /// What a call would give back for longer than a moment.
+    fn gain_bytes(&mut self, one: &Candidate<'_>, now: Instant, config: &ReclaimConfig) -> u64 {
+        let past = self.last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        if past >= Duration::from_secs(config.interval_s).saturating_mul(NEEDED_FOR_INTERVALS) {
+            self.needed_bytes = 0;
+        }
+        if let Some(given) = self.given_back.as_mut().filter(|given| given.is_seen && !given.is_measured)
+            && past >= Duration::from_secs(config.quiet_s)
+        {
+            given.is_measured = true;
+            self.needed_bytes = one.resident_bytes.saturating_sub(given.left_bytes);
+        }
+        one.trimmable_bytes.saturating_sub(self.needed_bytes)
     }
 
     /// Judges the last call by the present size of the heap; whether it was in vain.
@@ -134,13 +158,14 @@ impl Policy {
         let has_passed = |since: Instant, seconds: u64| now.saturating_duration_since(since) >= Duration::from_secs(seconds);
         for (process, one) in candidates {
             let mut known = past.remove(&process).unwrap_or_default();
-            known.wanted_since = is_wanted(config, &one).then(|| known.wanted_since.unwrap_or(now));
-            let is_quiet = known.wanted_since.is_some_and(|since| has_passed(since, config.quiet_s));
             self.in_vain += u64::from(known.is_in_vain(one.resident_bytes, known.is_due(now, config)));
+            let gain_bytes = known.gain_bytes(&one, now, config);
+            known.wanted_since = is_wanted(config, &one, gain_bytes).then(|| known.wanted_since.unwrap_or(now));
+            let is_quiet = known.wanted_since.is_some_and(|since| has_passed(since, config.quiet_s));
             let is_due = known.is_due(now, config);
             self.past.insert(process, known);
-            if is_quiet && is_due && !known.is_put_aside && best.is_none_or(|(bytes, _)| one.trimmable_bytes > bytes) {
-                best = Some((one.trimmable_bytes, process));
+            if is_quiet && is_due && !known.is_put_aside && best.is_none_or(|(bytes, _)| gain_bytes > bytes) {
+                best = Some((gain_bytes, process));
             }
         }
         self.calls.retain(|call| now.saturating_duration_since(*call) < HOUR);
@@ -161,8 +186,9 @@ impl Policy {
     /// Notes what a call gave back of a heap with so many resident bytes before it.
     pub fn gave_back(&mut self, process: ProcessId, resident_bytes: u64, given_back_bytes: u64) {
         let kept = (given_back_bytes as f64 * (1.0 - TAKEN_AGAIN_RATIO)) as u64;
-        let again_bytes = resident_bytes.saturating_sub(kept);
-        self.past.entry(process).or_default().given_back = Some(GivenBack { again_bytes, is_seen: false });
+        let (left_bytes, again_bytes) = (resident_bytes.saturating_sub(given_back_bytes), resident_bytes.saturating_sub(kept));
+        let given = GivenBack { left_bytes, again_bytes, is_measured: false, is_seen: false };
+        self.past.entry(process).or_default().given_back = Some(given);
     }
 
     /// Number of calls after which the process took half of the memory again before its next call was due.
@@ -214,22 +240,23 @@ mod tests {
     #[test]
     fn a_process_needs_a_rule_that_names_it_and_every_threshold() {
         let config = config();
-        assert!(is_wanted(&config, &candidate(100)));
-        assert!(!is_wanted(&config, &candidate(63)), "too few bytes");
-        assert!(!is_wanted(&config, &Candidate { comm: "nginx", ..candidate(100) }));
-        assert!(!is_wanted(&config, &Candidate { resident_bytes: 1000 << 20, ..candidate(100) }), "too small a share");
+        let wanted = |config: &ReclaimConfig, one: &Candidate<'_>| is_wanted(config, one, one.trimmable_bytes);
+        assert!(wanted(&config, &candidate(100)));
+        assert!(!wanted(&config, &candidate(63)), "too few bytes");
+        assert!(!wanted(&config, &Candidate { comm: "nginx", ..candidate(100) }));
+        assert!(!wanted(&config, &Candidate { resident_bytes: 1000 << 20, ..candidate(100) }), "too small a share");
         let near = ReclaimConfig { limit_min_percent: 80.0, ..config.clone() };
-        assert!(!is_wanted(&near, &candidate(100)), "no limit");
-        assert!(is_wanted(&near, &Candidate { limit_ratio: Some(0.9), ..candidate(100) }));
+        assert!(!wanted(&near, &candidate(100)), "no limit");
+        assert!(wanted(&near, &Candidate { limit_ratio: Some(0.9), ..candidate(100) }));
         let pressed = ReclaimConfig { pressure_min_percent: 5.0, ..config.clone() };
-        assert!(!is_wanted(&pressed, &candidate(100)) && is_wanted(&pressed, &Candidate { pressure_percent: 6.0, ..candidate(100) }));
+        assert!(!wanted(&pressed, &candidate(100)) && wanted(&pressed, &Candidate { pressure_percent: 6.0, ..candidate(100) }));
         for rules in [vec![], vec![ReclaimRule::default()]] {
-            assert!(!is_wanted(&ReclaimConfig { rules, ..config.clone() }, &candidate(100)), "a rule that names nothing covers nothing");
+            assert!(!wanted(&ReclaimConfig { rules, ..config.clone() }, &candidate(100)), "a rule that names nothing covers nothing");
         }
         let rule = ReclaimRule { command: Some("shop*".into()), cgroup: Some("/pods/*".into()), workload: Some("web".into()) };
         let narrow = ReclaimConfig { rules: vec![rule], ..config };
-        assert!(!is_wanted(&narrow, &candidate(100)));
-        assert!(is_wanted(&narrow, &Candidate { cgroups: vec!["/pods/a"], workload: Some("web"), ..candidate(100) }));
+        assert!(!wanted(&narrow, &candidate(100)));
+        assert!(wanted(&narrow, &Candidate { cgroups: vec!["/pods/a"], workload: Some("web"), ..candidate(100) }));
     }
 
     #[test]
@@ -300,6 +327,38 @@ mod tests {
         assert!(!choose(&mut policy, 1001, 120));
         assert_eq!(policy.in_vain(), 2);
         assert!(choose(&mut policy, 1100, 120), "the configured interval again");
+    }
+
+    #[test]
+    fn what_a_process_takes_again_within_the_quiet_time_is_no_gain_of_the_next_call() {
+        let (config, start) = (config(), Instant::now());
+        let mut policy = Policy::default();
+        let mut choose = |second: u64, resident_mib: u64, trimmable_mib: u64| {
+            let now = start + Duration::from_secs(second);
+            let one = Candidate { resident_bytes: resident_mib << 20, trimmable_bytes: trimmable_mib << 20, ..candidate(0) };
+            let chosen = policy.choose(&config, now, [(id(1), one)].into_iter()).is_some();
+            if chosen {
+                policy.tried(id(1), now, true);
+                policy.gave_back(id(1), resident_mib << 20, trimmable_mib << 20);
+            }
+            chosen
+        };
+        assert!(!choose(0, 400, 300));
+        assert!(choose(10, 400, 300), "100 MiB are left");
+        assert!(!choose(12, 100, 0));
+        // Requests take 80 MiB and free them, all the time: they are trimmable whenever one looks.
+        for second in (14..400).step_by(2) {
+            assert!(!choose(second, 180, 80), "after {second} s");
+        }
+        // After the next peak a call is worth it again.
+        assert!(!choose(400, 400, 300));
+        assert!(choose(410, 400, 300));
+        // What was learned is forgotten when it is old: programs change.
+        assert!(!choose(412, 180, 0));
+        assert!(!choose(420, 180, 80));
+        assert!(!choose(2009, 180, 80));
+        assert!(!choose(2010, 180, 80), "sixteen intervals have passed");
+        assert!(choose(2020, 180, 80));
     }
 
     #[test]
