@@ -65,7 +65,10 @@ fn direct_buffers_of_many_threads_and_unloaded_classes_are_named_and_no_byte_is_
         let kept = deflaters(&["deflateInit2_", "java.util.zip.Deflater.init", "Threads.keep"]);
         let unloaded = deflaters(&["deflateInit2_", "java.util.zip.Deflater.init", "Threads$Unloaded.run", "Threads.unload"]);
         assert!(kept > 0 && kept % (24 * 40) == 0, "JDK {}: {kept}", java.version);
-        assert_eq!(unloaded * 24 * 40, kept * 30 * 20, "JDK {}: {report:#}", java.version);
+        // A class that the collector unloads before its names have been read, on a busy machine, has none; its calls are there all the same.
+        let nameless = deflaters(&["deflateInit2_", "java.util.zip.Deflater.init", "[unloaded Java code]", "Threads.unload"]);
+        assert_eq!((unloaded + nameless) * 24 * 40, kept * 30 * 20, "JDK {}: {report:#}", java.version);
+        assert!(unloaded > nameless, "JDK {}: {unloaded} calls of classes with names, {nameless} without", java.version);
     }
 }
 
