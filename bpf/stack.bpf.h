@@ -34,7 +34,7 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 		walk->defined = to;
 		return;
 	}
-	ring = bpf_map_lookup_elem(&rings, &target->shard);
+	ring = fp_ring_of(target);
 	if (!ring)
 		return;
 #if !defined(FP_LEGACY) && defined(__TARGET_ARCH_x86)
@@ -72,7 +72,7 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 /* Requests the table that a walk found missing. Not a loss if the ring is full: a later walk requests it again. */
 static __always_inline void fp_need_table(struct fp_target *target, __u32 slot, __u64 pc)
 {
-	void *ring = bpf_map_lookup_elem(&rings, &target->shard);
+	void *ring = fp_ring_of(target);
 	struct fp_need_table *record;
 
 	if (!ring)
