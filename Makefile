@@ -142,7 +142,7 @@ bench-sampler: deps ## measure the in-process sampler: a pair, a sample and its 
 	$(CARGO) test --release --test integration figures -- --ignored --nocapture --test-threads 1
 
 .PHONY: bench-strata
-bench-strata: test-deps ## compare sampling by call site with one distance for all, on redis, PostgreSQL, python and a JVM (15 minutes)
+bench-strata: test-deps ## compare sampling by call site with one distance for all, on redis, PostgreSQL, python and a JVM (6 minutes)
 	@scripts/install-packages.sh postgresql
 	$(CARGO) test --test integration errors_of_the_largest -- --ignored --nocapture
 

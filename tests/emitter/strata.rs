@@ -25,7 +25,7 @@ const RUNS: usize = 3;
 const UNITS: usize = 8;
 /// Stacks that are compared, the largest first.
 const LARGEST: usize = 10;
-/// As the issue of a service with more churn than the limit on samples allows, in a heap of a size that a benchmark can make.
+/// Shorter than the usual distance, as the heaps are smaller than a service's.
 const SAMPLE_BYTES: u64 = 32 << 10;
 
 /// A cache that turns over, lists that grow, and requests whose objects die at once.

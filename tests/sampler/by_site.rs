@@ -1,40 +1,13 @@
 //! Call sites have sampling intervals of their own: what lives is not drowned by what dies young, and the stated errors hold.
 
-use std::io::Write as _;
-use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use fragprof::sampler::library::Flavour;
 
-use super::consumer::{Block, Consumer, Ledger};
+use super::consumer::{Block, Consumer};
 use super::programs::{Allocator, Libraries, compile, sampled_by_site};
-use crate::support::process::{Process, run};
-use crate::support::{LIMIT, serial};
-
-/// Runs a program that begins when it is told to, and prints a line of numbers when it has its final heap: the numbers, and the ledger then.
-fn numbers_and_ledger(consumer: &mut Consumer, library: &Path, command: &mut Command) -> (Vec<f64>, Ledger) {
-    let mut process = Process::start_piped(command);
-    let mut input = process.input();
-    consumer.attach(process.pid() as i32, library);
-    input.write_all(b"g").unwrap();
-    let mut ledger = Ledger::default();
-    let line = loop {
-        // Records are read meanwhile, otherwise the ring would overflow.
-        ledger.add(&consumer.records());
-        if let Some(line) = process.out.wait_for(Duration::from_millis(20), |_| true) {
-            break line;
-        }
-        assert!(process.is_running(), "{}", process.err.all());
-    };
-    ledger.add(&consumer.records());
-    consumer.detach();
-    drop(input);
-    assert!(process.wait(LIMIT).success(), "{}", process.err.all());
-    // It may still start while the probes are attached: a sample of then is freed without having been reported.
-    assert_eq!(ledger.collisions, 0);
-    (line.split_whitespace().map(|word| word.parse().unwrap()).collect(), ledger)
-}
+use crate::support::process::run;
+use crate::support::serial;
 
 /// The estimate of some blocks' bytes, and its standard error.
 fn estimate<'a>(blocks: impl Iterator<Item = &'a Block>) -> (f64, f64) {
@@ -62,7 +35,7 @@ fn a_slow_leak_is_not_drowned_by_churn() {
         if !by_site {
             command.env("FRAGPROF_SAMPLE_BY_SITE", "0");
         }
-        let (numbers, ledger) = numbers_and_ledger(&mut consumer, &library, command.args([seconds.to_string()]));
+        let (numbers, ledger) = consumer.numbers_and_ledger(&library, command.args([seconds.to_string()]));
         let (told, stderr) = estimate(ledger.live.values().filter(|block| block.size_bytes == 200));
         println!(
             "{} samples of {:.0} MiB, {:.1} MB leaked, {:.1} ± {:.1} told",
@@ -99,7 +72,7 @@ fn live_bytes_by_site_lie_within_the_stated_interval_while_the_intervals_adapt()
         let mut command = sampled_by_site(&program, &library, Allocator::Glibc, 64 << 10);
         // As it allocates 3 GB/s, under the limit there would be a sample in 16 MB, and 1 MB lives at a site.
         command.env("FRAGPROF_SAMPLES_PER_SECOND", "0");
-        let (truth, ledger) = numbers_and_ledger(&mut consumer, &library, command.args(["2", "40000", "1024"]));
+        let (truth, ledger) = consumer.numbers_and_ledger(&library, command.args(["2", "40000", "1024"]));
         for (site, &truth) in truth.iter().enumerate() {
             let blocks = || ledger.live.values().filter(|block| (64 << site..(64 << site) + 32).contains(&block.size_bytes));
             let (told, stderr) = estimate(blocks());

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
@@ -10,13 +11,13 @@ use std::time::Duration;
 
 use fragprof::bpf::FRAME_ADDRESS_MASK;
 use fragprof::capture::Tables;
-use fragprof::process::Process;
 use fragprof::units::Pid;
 use libbpf_rs::{Link, MapCore as _, MapFlags, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
 use object::{Object as _, ObjectSymbol as _};
 use tempfile::TempDir;
 
-use crate::support::process::run;
+use crate::support::LIMIT;
+use crate::support::process::{Process, run};
 
 /// `TEST_FRAMES_MAX` of usdt_test.bpf.c.
 const FRAMES_MAX: usize = 24;
@@ -87,11 +88,35 @@ impl Consumer {
         while self.links.pop().is_some() {}
     }
 
+    /// Runs a program that begins when it is told to, and prints a line of numbers when it has its final heap: the numbers, and the ledger
+    /// then. It may still start while the probes are attached: a sample of then is freed without having been reported.
+    pub fn numbers_and_ledger(&mut self, library: &Path, command: &mut Command) -> (Vec<f64>, Ledger) {
+        let mut process = Process::start_piped(command);
+        let mut input = process.input();
+        self.attach(process.pid() as i32, library);
+        input.write_all(b"g").unwrap();
+        let mut ledger = Ledger::default();
+        let line = loop {
+            // Records are read meanwhile, otherwise the ring would overflow.
+            ledger.add(&self.records());
+            if let Some(line) = process.out.wait_for(Duration::from_millis(20), |_| true) {
+                break line;
+            }
+            assert!(process.is_running(), "{}", process.err.all());
+        };
+        ledger.add(&self.records());
+        self.detach();
+        drop(input);
+        assert!(process.wait(LIMIT).success(), "{}", process.err.all());
+        assert_eq!(ledger.collisions, 0);
+        (line.split_whitespace().map(|word| word.parse().unwrap()).collect(), ledger)
+    }
+
     /// Loads the process's unwind tables into the kernel: its records have stacks from now on.
     pub fn watch_stacks(&mut self, pid: u32) {
         let object = &self.object;
         let tables = self.tables.get_or_insert_with(|| Tables::new(object, 64 << 20).unwrap());
-        let process = Process::open(Pid(pid)).unwrap();
+        let process = fragprof::process::Process::open(Pid(pid)).unwrap();
         tables.sync_process(&process, pid, &process.maps().unwrap()).unwrap();
         assert!(tables.wait_until_loaded(Duration::from_secs(60)));
     }

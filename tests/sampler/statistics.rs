@@ -2,7 +2,6 @@
 
 use std::io::Write as _;
 use std::path::Path;
-use std::process::Stdio;
 
 use fragprof::sampler::library::Flavour;
 
@@ -23,27 +22,8 @@ fn run_sites(
     interval: u64,
     arguments: &[&str],
 ) -> ([u64; SITES], [u64; SITES], Ledger) {
-    let mut process = Process::start_piped(sampled(program, library, allocator, interval).args(arguments).stdout(Stdio::piped()));
-    let mut input = process.input();
-    consumer.attach(process.pid() as i32, library);
-    input.write_all(b"g").unwrap();
-    let mut ledger = Ledger::default();
-    let line = loop {
-        // Records are read meanwhile, otherwise the ring would overflow.
-        ledger.add(&consumer.records());
-        if let Some(line) = process.out.wait_for(std::time::Duration::from_millis(20), |line| line.split_whitespace().count() == SITES) {
-            break line;
-        }
-        assert!(process.is_running(), "{}", process.err.all());
-    };
-    ledger.add(&consumer.records());
-    consumer.detach();
-    drop(input);
-    assert!(process.wait(LIMIT).success(), "{}", process.err.all());
-    let mut truth = [0; SITES];
-    for (into, word) in truth.iter_mut().zip(line.split_whitespace()) {
-        *into = word.parse().unwrap();
-    }
+    let (numbers, ledger) = consumer.numbers_and_ledger(library, sampled(program, library, allocator, interval).args(arguments));
+    let truth: [u64; SITES] = std::array::from_fn(|site| numbers[site] as u64);
     let mut told = [0; SITES];
     for block in ledger.live.values() {
         // The program's own tables of blocks are large and belong to no site.

@@ -238,17 +238,19 @@ static uint64_t points(struct thread *thread, int64_t *left_bytes)
 /* How many of the points that were found at a site are kept, and the doublings with which they count: on average as many bytes. */
 static uint64_t thinned(struct thread *thread, uint32_t site, uint64_t found, uint32_t *doublings)
 {
+	uint32_t usual = thread->doublings + SITE_FINER, by;
 	uint64_t now_ns;
-	uint32_t by;
 
 	*doublings = thread->doublings;
 	if (!is_by_site())
 		return found;
+	*doublings = usual;
 	if (clock_now(&now_ns))
 		*doublings = site_doublings(site, found * interval(thread->doublings), thread->doublings,
 					    fragprof_sampler_stats.sample_bytes, now_ns);
-	else if (*doublings < SITE_FINER)
-		*doublings = SITE_FINER;
+	/* Finer intervals would fill the set of live samples. */
+	if (*doublings < usual && set_live() > SET_LIVE_MAX / 2)
+		*doublings = usual;
 	by = *doublings - thread->doublings;
 	if (found >> by > 0) {
 		/* It would be kept in any case, and all of its points cost no more than one. */

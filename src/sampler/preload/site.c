@@ -10,8 +10,8 @@
 /* Part of the heap above which a site's weight no longer grows with its live bytes. */
 #define LARGE_SITE_PART 64
 
-/* In which samples are counted. */
-#define ONE_SAMPLE 256
+/* In which samples are counted: fine enough that a single one fades. */
+#define ONE_SAMPLE 4096u
 
 /* Logarithms to base 2, in 256ths. */
 #define LOG_BITS 8
@@ -23,7 +23,7 @@
 struct site {
 	/* When the next three were brought up to date. */
 	uint32_t updated;
-	/* Samples lately, in 256ths. */
+	/* Samples lately, in 4096ths. */
 	uint32_t samples;
 	/* Bytes allocated lately. */
 	uint64_t bytes;
@@ -39,7 +39,7 @@ static int64_t live_bytes OWN_LINES;
 /* The common factor's logarithm, less its usual value. */
 static int64_t scale;
 /* When the first candidate was found; 0 = not yet. */
-static uint32_t begun;
+static uint64_t begun;
 
 #define LOAD(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define STORE(field, value) __atomic_store_n(&(field), (value), __ATOMIC_RELAXED)
@@ -68,10 +68,10 @@ static void bring_up_to_date(struct site *site, uint32_t now)
 	uint32_t since = now - LOAD(site->updated);
 
 	/* The clock of another CPU may be behind. */
-	if ((int32_t)since <= 0)
+	if (since == 0 || since > UINT32_MAX - MEMORY_UNITS)
 		return;
 	STORE(site->updated, now);
-	STORE(site->samples, (uint32_t)faded(LOAD(site->samples), since));
+	STORE(site->samples, (uint32_t)((uint64_t)LOAD(site->samples) * MEMORY_UNITS / (MEMORY_UNITS + (uint64_t)since)));
 	STORE(site->bytes, faded(LOAD(site->bytes), since));
 	if (since > MEMORY_UNITS)
 		since = MEMORY_UNITS;
@@ -97,18 +97,15 @@ static void adjust_scale(int64_t by)
 uint32_t site_doublings(uint32_t number, uint64_t found_bytes, uint32_t limit, uint64_t usual_bytes, uint64_t now_ns)
 {
 	struct site *site = &sites[number];
-	uint32_t now = (uint32_t)(now_ns >> UNIT_BITS), elapsed, least = 0;
-	uint64_t live, large, bytes;
+	uint64_t now = now_ns >> UNIT_BITS, since = 0, elapsed, live, large, bytes;
 	int32_t doublings;
 
-	if (__atomic_compare_exchange_n(&begun, &least, now | 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-		least = now;
-	elapsed = now - least;
+	if (__atomic_compare_exchange_n(&begun, &since, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		since = now;
+	elapsed = now > since ? now - since : 1;
 	if (elapsed > MEMORY_UNITS)
 		elapsed = MEMORY_UNITS;
-	if (elapsed == 0)
-		elapsed = 1;
-	bring_up_to_date(site, now);
+	bring_up_to_date(site, (uint32_t)now);
 	bytes = __atomic_add_fetch(&site->bytes, found_bytes, __ATOMIC_RELAXED);
 
 	/* As if a quarter of a sample more had lived: at a site without samples everything may live, at one where all of many died little. */
@@ -136,7 +133,8 @@ uint32_t site_doublings(uint32_t number, uint64_t found_bytes, uint32_t limit, u
 
 void site_kept(uint32_t number)
 {
-	__atomic_add_fetch(&sites[number].samples, ONE_SAMPLE, __ATOMIC_RELAXED);
+	if (LOAD(sites[number].samples) < UINT32_MAX / 2)
+		__atomic_add_fetch(&sites[number].samples, ONE_SAMPLE, __ATOMIC_RELAXED);
 	adjust_scale(SCALE_STEP);
 }
 

@@ -11,8 +11,9 @@
  * blocks die young give theirs to sites whose blocks live. Above 1/64 of the sampled heap a site's L does not count for more: a leak that
  * begins beside a large cache is to be seen.
  *
- * L is the mean over some seconds of the weights of live samples, and of what was allocated the part that a quarter of a sample more is: a site
- * that was not seen before may be one of which everything lives. n depends on what was sampled before, never on the candidate, so each weight has its block's size as its mean.
+ * L is the mean over some seconds of the weights of live samples, and of what was allocated the part that a quarter of a sample more is: a
+ * site that was not seen before may be one of which everything lives. n depends on what was sampled before, never on the candidate, so each
+ * weight has its block's size as its mean.
  *
  * A site is the caller's address, the low bits of its stack pointer, which tell apart most paths through a common function such as
  * xmalloc, and the logarithm of the size. It is a hash: sites that share a slot share their distance, which biases nothing. The fields are
