@@ -130,8 +130,8 @@ fn free_memory_of_many_threads_is_an_arena_blow_up_and_fewer_arenas_save_it() {
     let predicted = predicted(&verdict, "MALLOC_ARENA_MAX");
     let few = Trouble::start(&["arenas"], &[("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")]);
     let saved = trouble.anonymous_bytes().saturating_sub(few.anonymous_bytes());
-    // How well fewer arenas share memory depends on the placement of the threads' blocks: the prediction is the free memory of the others.
-    assert!(saved >= predicted / 2 && saved <= predicted * 11 / 10, "predicted {predicted}, saved {saved}");
+    // The prediction is the free memory of all arenas but the main one. The threads take turns, so that the two arenas need it twice at most.
+    assert!(saved >= predicted * 3 / 4 && saved <= predicted * 11 / 10, "predicted {predicted}, saved {saved}");
 }
 
 #[test]

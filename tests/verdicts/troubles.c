@@ -18,6 +18,7 @@
 enum { MIB = 1 << 20, MANY = 400000 };
 static char *blocks[MANY];
 static pthread_barrier_t made;
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 
 static char *touched(size_t bytes)
 {
@@ -68,14 +69,17 @@ static void purge(void)
 		abort();
 }
 
+/* One thread after another: what threads that share an arena need together would otherwise depend on the scheduler. */
 static void *arena_user(void *unused)
 {
 	static __thread char *own[3000];
 	(void)unused;
+	pthread_mutex_lock(&turn);
 	for (int i = 0; i < 3000; i++)
 		own[i] = touched(2000);
 	for (int i = 0; i < 2999; i++)
 		free(own[i]);
+	pthread_mutex_unlock(&turn);
 	pthread_barrier_wait(&made);
 	pause();
 	return NULL;
