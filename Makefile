@@ -146,6 +146,13 @@ bench-strata: test-deps ## compare sampling by call site with one distance for a
 	@scripts/install-packages.sh postgresql
 	$(CARGO) test --test integration errors_of_the_largest -- --ignored --nocapture
 
+.PHONY: bench-attribution
+bench-attribution: test-deps ## measure what share of a live heap has a stack: windows, attached and preloaded sampler (1 hour; ATTRIBUTION_SECONDS=…: shorter)
+	@scripts/install-packages.sh postgresql
+	FRAGPROF_ATTRIBUTION_SECONDS=$(ATTRIBUTION_SECONDS) $(CARGO) test --test integration share_of_the_live_heap -- --ignored --nocapture
+
+ATTRIBUTION_SECONDS ?= 300
+
 .PHONY: coverage-sampled
 coverage-sampled: deps ## record an emitter a hundred times: how often the stated intervals hold
 	$(CARGO) test --test integration within_its_stated_interval_a_hundred_times -- --ignored --nocapture
@@ -232,7 +239,7 @@ truth: test-deps ## compare packaged programs with ledgers preloaded into them (
 .PHONY: faults
 faults: test-deps ## run the long fault tests: a thousand killed recorders, ten thousand threads, thousands of trims (TRIM_CALLS=… TRIM_KILLS=…)
 	$(CARGO) test --test integration faults:: -- --include-ignored --test-threads=1 --skip soak
-	$(MAKE) faults-trim
+	$(MAKE) faults-trim faults-attach
 
 # Calls of `make faults-trim`, and how often the command is killed meanwhile.
 TRIM_CALLS ?= 3000
@@ -241,6 +248,14 @@ TRIM_KILLS ?= 1000
 faults-trim: test-deps ## make 3,000 trims in thirteen programs, and kill the command 1,000 times: prints a table (40 minutes)
 	FRAGPROF_TRIM_CALLS=$(TRIM_CALLS) FRAGPROF_TRIM_KILLS=$(TRIM_KILLS) \
 		$(CARGO) test --test integration thousands_of_calls_in_real_programs -- --ignored --nocapture
+
+# Commands of `make faults-attach`, attaching and detaching in turn, and how often they are killed meanwhile.
+ATTACH_CALLS ?= 3000
+ATTACH_KILLS ?= 1000
+.PHONY: faults-attach
+faults-attach: test-deps ## attach and detach the sampler 3,000 times in thirteen programs, and kill the command 1,000 times: prints a table (30 minutes)
+	FRAGPROF_ATTACH_CALLS=$(ATTACH_CALLS) FRAGPROF_ATTACH_KILLS=$(ATTACH_KILLS) \
+		$(CARGO) test --test integration thousands_of_cycles_in_real_programs -- --ignored --nocapture
 
 # Seconds of `make soak`, for example `make soak SECONDS=7200`.
 SECONDS ?= 600

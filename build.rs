@@ -41,6 +41,11 @@ fn main() -> Result<()> {
     println!("cargo::rerun-if-changed={SAMPLER}");
     link_preload("libfragprof_sampler.so", &SAMPLER_SOURCES, &[])?;
     link_preload("libfragprof_sampler_jemalloc.so", &SAMPLER_SOURCES, &["-DFRAGPROF_ALLOCX", "allocx.c"])?;
+    link_preload(
+        "libfragprof_attached.so",
+        &SAMPLER_SOURCES,
+        &["-DFRAGPROF_ATTACHED", "-DFRAGPROF_ALLOCX", "allocx.c", "attach.c", "thread.c"],
+    )?;
     // Frame pointers: by them it finds the registers of its callers (walk.h).
     let recorder = ["-DFRAGPROF_RECORDER", "-fno-omit-frame-pointer"];
     link_preload("libfragprof_recorder.so", &RECORDER_SOURCES, &recorder)?;

@@ -12,7 +12,7 @@
 //! model
 //! session
 //! retention  replay
-//! capture  fragmentation  selective  trim
+//! capture  fragmentation  selective  trim  attach
 //! emitter  managed
 //! census  probe  symbol  sampler  inject
 //! allocator
@@ -42,6 +42,7 @@
 //! | [`fragmentation`] | pinning, blocking, growth, verdicts | no |
 //! | [`managed`] | frames of managed runtimes: how they are walked, and their names | reads memory |
 //! | [`trim`] | free pages given back by a call of the process's own allocator, predicted and checked | traces |
+//! | [`attach`] | the sampler's library brought to a running process, and taken away | traces |
 //! | [`replay`] | a trace's calls made again under other settings, and measured | no |
 //! | [`symbol`] | addresses to function names and lines | reads files |
 //! | [`profile`] | the profile model and its encoders | no |
@@ -63,6 +64,7 @@
 
 pub mod agent;
 pub mod allocator;
+pub mod attach;
 pub mod bpf;
 pub mod capture;
 pub mod census;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod agent;
+mod attach;
 mod attribution;
 mod census;
 mod containers;

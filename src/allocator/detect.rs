@@ -40,6 +40,14 @@ pub struct AllocatorModule {
     pub is_go: bool,
 }
 
+impl AllocatorModule {
+    /// The file's name without directories, for display.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        self.file.display_path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+}
+
 /// What was found in a process.
 #[derive(Debug, Default)]
 pub struct Detection {

@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand, with its arguments and a call of what does the work.
 
 pub mod agent;
+mod attach_sampler;
 mod audit;
 pub mod bench;
 mod bench_governed;
@@ -74,6 +75,7 @@ enum Command {
     Top(top::TopArgs),
     Record(record::RecordArgs),
     Run(run::RunArgs),
+    AttachSampler(attach_sampler::AttachSamplerArgs),
     Report(report::ReportArgs),
     Flamegraph(flamegraph::FlamegraphArgs),
     Export(export::ExportArgs),
@@ -92,8 +94,11 @@ enum Command {
 impl Command {
     /// Whether it reads processes of this machine.
     fn watches(&self) -> bool {
-        use Command::{Agent, Bench, Census, Explain, Leaks, Owners, Record, Run, Top, Trim};
-        matches!(self, Agent(_) | Bench(_) | Census(_) | Explain(_) | Leaks(_) | Owners(_) | Record(_) | Run(_) | Top(_) | Trim(_))
+        use Command::{Agent, AttachSampler, Bench, Census, Explain, Leaks, Owners, Record, Run, Top, Trim};
+        matches!(
+            self,
+            Agent(_) | AttachSampler(_) | Bench(_) | Census(_) | Explain(_) | Leaks(_) | Owners(_) | Record(_) | Run(_) | Top(_) | Trim(_)
+        )
     }
 }
 
@@ -117,6 +122,7 @@ pub fn main() -> ExitCode {
         Command::Top(args) => top::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::AttachSampler(args) => attach_sampler::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Flamegraph(args) => flamegraph::run(&args),
         Command::Export(args) => export::run(&args),

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufRead as _, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -84,6 +84,16 @@ pub fn check_writable(path: &Path) -> anyhow::Result<()> {
         OpenOptions::new().write(true).create_new(true).open(&beside).and_then(|_| fs::remove_file(&beside))
     };
     done.map_err(|error| cannot_write(path, error))
+}
+
+/// Asks on the terminal; anything but a yes is a no.
+#[must_use]
+pub fn confirmed(question: &str) -> bool {
+    let mut out = io::stderr();
+    let _ = write!(out, "{question} [y/N] ");
+    let _ = out.flush();
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line).is_ok() && matches!(line.trim(), "y" | "Y" | "yes")
 }
 
 /// The error with the path, and a hint if the file system is read-only, as a container's root can be.

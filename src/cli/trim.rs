@@ -1,6 +1,6 @@
 //! `fragprof trim`: give free memory back to the kernel by a call of the process's own allocator.
 
-use std::io::{self, BufRead as _, IsTerminal as _, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -153,7 +153,7 @@ fn carry_out(memory: &LiveMemory, args: &TrimArgs, asks: bool, report: &mut Trim
         return Ok(());
     }
     if asks {
-        if !confirmed() {
+        if !output::confirmed("Make the call?") {
             say!("nothing was done");
             return Ok(());
         }
@@ -202,14 +202,6 @@ fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
     if let Err(error) = output::to_stdout(write) {
         tracing::debug!("{error:#}");
     }
-}
-
-fn confirmed() -> bool {
-    let mut out = io::stderr();
-    let _ = write!(out, "Make the call? [y/N] ");
-    let _ = out.flush();
-    let mut line = String::new();
-    io::stdin().lock().read_line(&mut line).is_ok() && matches!(line.trim(), "y" | "Y" | "yes")
 }
 
 fn seconds(value: Option<f64>) -> String {

@@ -22,6 +22,18 @@ pub fn address_of(maps: &Maps, mapping: &Mapping, file: &MappedFile, vaddr: u64)
     maps.executable_files().filter(own).any(|other| other.contains(Addr(address))).then_some(address)
 }
 
+/// The virtual address of a function in a file.
+#[must_use]
+pub fn function_vaddr(file: &MappedFile, name: &[u8]) -> Option<u64> {
+    let mut found = None;
+    file.elf.for_each_function(|function| {
+        if found.is_none() && function.name == name {
+            found = Some(function.vaddr);
+        }
+    });
+    found
+}
+
 /// Finds the instructions that return from a signal handler: in the C library if there is one, otherwise in any file. They are compared
 /// with what is in memory, so that a replaced file does no harm.
 ///

@@ -14,7 +14,8 @@
 
 mod code;
 pub mod frame;
-mod memory;
+pub mod locks;
+pub mod memory;
 mod parked;
 mod refusal;
 pub mod seccomp;
@@ -26,7 +27,7 @@ mod tracer;
 
 use std::time::{Duration, Instant};
 
-pub use code::{address_of, trampoline};
+pub use code::{address_of, function_vaddr, trampoline};
 pub use frame::Argument;
 pub use parked::{Parked, Rank, Threads};
 pub use refusal::{Refusal, Unfit};

@@ -33,7 +33,7 @@ const PREFIXED: [&[u8]; 6] = [b"_rjem_malloc", b"je_malloc", b"_rjem_je_malloc_d
 /// The sanitizers' start functions, in a program that has a sanitizer linked in.
 const SANITIZERS: [&[u8]; 5] = [b"__asan_init", b"__tsan_init", b"__msan_init", b"__hwasan_init", b"__lsan_init"];
 /// Prefixes of the names of their libraries.
-const SANITIZER_LIBRARIES: [&str; 10] = [
+pub const SANITIZER_LIBRARIES: [&str; 10] = [
     "libasan.so",
     "libtsan.so",
     "liblsan.so",

@@ -21,6 +21,8 @@ pub enum Flavour {
     Standard,
     /// Also `mallocx` and related functions: only for programs with jemalloc. Others use weak references to them to detect jemalloc.
     Jemalloc,
+    /// For a program that runs: loaded by its dynamic linker, and called from outside (preload/attach.h).
+    Attached,
     /// As `Standard`, and records every call instead of sampling.
     Recorder,
     /// As `Jemalloc`, and records every call instead of sampling.
@@ -28,14 +30,16 @@ pub enum Flavour {
 }
 
 impl Flavour {
+    /// Those that are preloaded.
+    pub const PRELOADED: [Self; 2] = [Self::Standard, Self::Jemalloc];
     /// Every flavour of the sampler.
-    pub const ALL: [Self; 2] = [Self::Standard, Self::Jemalloc];
+    pub const ALL: [Self; 3] = [Self::Standard, Self::Jemalloc, Self::Attached];
 
     /// The flavour for the same programs that records every call.
     #[must_use]
     pub fn recorder(self) -> Self {
         match self {
-            Self::Standard | Self::Recorder => Self::Recorder,
+            Self::Standard | Self::Attached | Self::Recorder => Self::Recorder,
             Self::Jemalloc | Self::RecorderJemalloc => Self::RecorderJemalloc,
         }
     }
@@ -46,6 +50,7 @@ impl Flavour {
         match self {
             Self::Standard => "libfragprof_sampler.so",
             Self::Jemalloc => "libfragprof_sampler_jemalloc.so",
+            Self::Attached => "libfragprof_attached.so",
             Self::Recorder => "libfragprof_recorder.so",
             Self::RecorderJemalloc => "libfragprof_recorder_jemalloc.so",
         }
@@ -57,6 +62,7 @@ impl Flavour {
         match self {
             Self::Standard => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_sampler.so")),
             Self::Jemalloc => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_sampler_jemalloc.so")),
+            Self::Attached => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_attached.so")),
             Self::Recorder => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_recorder.so")),
             Self::RecorderJemalloc => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_recorder_jemalloc.so")),
         }
@@ -117,7 +123,7 @@ pub fn place(flavour: Flavour) -> Result<PathBuf, LibraryError> {
     Err(LibraryError::Nowhere { reasons: reasons.join("; ") })
 }
 
-/// Writes both libraries into a directory, for images and for directories that are mounted into containers.
+/// Writes the sampler's libraries into a directory, for images and for directories that are mounted into containers.
 ///
 /// # Errors
 /// If the directory cannot be created or written to.
@@ -198,7 +204,9 @@ pub fn is_own(path: &[u8]) -> bool {
     path.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"libfragprof_"))
 }
 
-fn holds(path: &Path, bytes: &[u8]) -> bool {
+/// Whether a file has exactly these bytes.
+#[must_use]
+pub fn holds(path: &Path, bytes: &[u8]) -> bool {
     let mut there = Vec::with_capacity(bytes.len());
     let read = File::open(path).and_then(|file| file.take(bytes.len() as u64 + 1).read_to_end(&mut there));
     read.is_ok() && there == bytes

@@ -1,21 +1,12 @@
-//! Where an allocator's code lies in a process: the function that releases pages, and the code that takes the locks it needs.
-
-use std::ops::Range;
+//! Where in a process the function is that releases an allocator's pages.
 
 use crate::allocator::detect::{AllocatorModule, Detection};
 use crate::allocator::{Allocator, Release, ReleaseCall};
-use crate::inject::{self, Forbidden, Refusal};
-use crate::process::elf::{Function, SymbolTable};
+use crate::inject::{self, Forbidden, Refusal, locks};
+use crate::process::Process;
 use crate::process::maps::Maps;
-use crate::process::{MappedFile, Process};
+use crate::sampler::library;
 use crate::trim::TrimRefusal;
-
-/// An allocator's functions that lie further apart are not one piece of code.
-const GAP_BYTES_MAX: u64 = 64 << 10;
-/// Code around an allocator's named functions that may be its own too, where no other file's function ends it earlier.
-const AROUND_BYTES: u64 = 32 << 10;
-/// Names of functions that hold all locks of the allocator for a while (glibc, sysdeps/nptl/fork.h).
-const FORK: [&[u8]; 4] = [b"fork", b"__libc_fork", b"__fork", b"_Fork"];
 
 /// A call that can be made in a process.
 #[derive(Debug, Clone)]
@@ -40,9 +31,12 @@ pub fn callable(process: &Process, maps: &Maps, detection: &Detection, allocator
         Release::Calls(calls) => calls,
         Release::NoCall(reason) => return Err(TrimRefusal::NoCall { allocator: row.name, reason }),
     };
-    let front = detection.modules.iter().find(|module| module.serves_malloc && module.found.allocator == Allocator::Other);
+    // fragprof's own libraries pass each call on, and hold no lock.
+    let is_unknown =
+        |module: &&AllocatorModule| module.found.allocator == Allocator::Other && !library::is_own(module.file_name().as_bytes());
+    let front = detection.modules.iter().find(|module| module.serves_malloc && is_unknown(module));
     if let Some(front) = front {
-        return Err(TrimRefusal::AllocatorInFront { library: name_of(front), allocator: row.name });
+        return Err(TrimRefusal::AllocatorInFront { library: front.file_name(), allocator: row.name });
     }
     let module = module_of(detection, allocator)?;
     let names = |call: &ReleaseCall| match (call.is_prefixed, module.found.prefix.as_str()) {
@@ -52,18 +46,14 @@ pub fn callable(process: &Process, maps: &Maps, detection: &Detection, allocator
     };
     let found = calls.iter().find_map(|call| {
         let names = names(call);
-        let vaddr = names.iter().find_map(|name| function_vaddr(&module.file, name.as_bytes()))?;
+        let vaddr = names.iter().find_map(|name| inject::function_vaddr(&module.file, name.as_bytes()))?;
         Some((call, inject::address_of(maps, &module.mapping, &module.file, vaddr)?))
     });
     let missing = || Refusal::FunctionMissing { function: calls.first().map(|call| call.symbol.to_owned()).unwrap_or_default() };
     let (call, function) = found.ok_or_else(missing)?;
-    let mut forbidden = code_of(maps, module, allocator);
-    forbidden.extend(fork_of(process, maps));
-    Ok(Callable { call, function, file: name_of(module), forbidden })
-}
-
-fn name_of(module: &AllocatorModule) -> String {
-    module.file.display_path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    let mut forbidden = locks::of_allocator(maps, module, allocator);
+    forbidden.extend(locks::of_fork(process, maps));
+    Ok(Callable { call, function, file: module.file_name(), forbidden })
 }
 
 /// The file with the allocator: the one that serves malloc, or the only one.
@@ -87,118 +77,9 @@ fn module_of(detection: &Detection, allocator: Allocator) -> Result<&AllocatorMo
     }
 }
 
-fn function_vaddr(file: &MappedFile, name: &[u8]) -> Option<u64> {
-    let mut found = None;
-    file.elf.for_each_function(|function| {
-        if found.is_none() && function.name == name {
-            found = Some(function.vaddr);
-        }
-    });
-    found
-}
-
-/// The allocator's code. Of a library that is the allocator and nothing else: all of it.
-fn code_of(maps: &Maps, module: &AllocatorModule, allocator: Allocator) -> Vec<Forbidden> {
-    let row = allocator.row();
-    let what = format!("{}'s code", row.name);
-    let is_own_library = !row.gives_way && row.libraries.iter().any(|library| name_of(module).starts_with(library));
-    if is_own_library {
-        let own = |mapping: &&crate::process::Mapping| mapping.inode == module.mapping.inode && mapping.device == module.mapping.device;
-        let code = maps.executable_files().filter(own);
-        return code.map(|mapping| Forbidden { code: mapping.start.0..mapping.end.0, what: what.clone() }).collect();
-    }
-    let mut named: Vec<Range<u64>> = Vec::new();
-    let mut others: Vec<Range<u64>> = Vec::new();
-    let entry_points: Vec<u64> =
-        module.found.functions.iter().filter(|function| function.allocator == allocator).map(|function| function.vaddr).collect();
-    module.file.elf.for_each_function(|function| {
-        let range = function.vaddr..function.vaddr.saturating_add(function.size.max(1));
-        if entry_points.binary_search(&function.vaddr).is_ok() || is_named(&function, row.function_names) {
-            named.push(range);
-        } else if function.exported || function.table == SymbolTable::Dynamic {
-            others.push(range);
-        }
-    });
-    pieces(named, others, &entry_points)
-        .into_iter()
-        .filter_map(|piece| {
-            let start = inject::address_of(maps, &module.mapping, &module.file, piece.start)?;
-            Some(Forbidden { code: start..start + (piece.end - piece.start), what: what.clone() })
-        })
-        .collect()
-}
-
-fn is_named(function: &Function<'_>, names: &[&str]) -> bool {
-    std::str::from_utf8(function.name).is_ok_and(|name| names.iter().any(|part| name.contains(part)))
-}
-
-/// The pieces of code that an allocator's functions lie in: neighbours are joined, and each piece is extended to the next function that
-/// other files can call and that is not the allocator's, because functions in between may be its own without a name. A single function that
-/// is no entry point is not extended: it may be one of the program's whose name has such a part.
-fn pieces(mut named: Vec<Range<u64>>, mut others: Vec<Range<u64>>, entry_points: &[u64]) -> Vec<Range<u64>> {
-    named.sort_by_key(|range| range.start);
-    others.sort_by_key(|range| range.start);
-    let mut joined: Vec<(Range<u64>, bool)> = Vec::new();
-    for range in named {
-        match joined.last_mut() {
-            Some((last, is_extended))
-                if range.start <= last.end.saturating_add(GAP_BYTES_MAX) && !has_between(&others, last.end, range.start) =>
-            {
-                *is_extended |= range.start != last.start;
-                last.end = last.end.max(range.end);
-            }
-            _ => {
-                let is_entry_point = entry_points.contains(&range.start);
-                joined.push((range, is_entry_point));
-            }
-        }
-    }
-    for (piece, _) in joined.iter_mut().filter(|(_, is_extended)| *is_extended) {
-        let before = others.iter().filter(|other| other.end <= piece.start).map(|other| other.end).max().unwrap_or(0);
-        let after = others.iter().filter(|other| other.start >= piece.end).map(|other| other.start).min().unwrap_or(u64::MAX);
-        piece.start = before.max(piece.start.saturating_sub(AROUND_BYTES));
-        piece.end = after.min(piece.end.saturating_add(AROUND_BYTES));
-    }
-    joined.into_iter().map(|(piece, _)| piece).collect()
-}
-
-fn has_between(others: &[Range<u64>], from: u64, to: u64) -> bool {
-    others.iter().any(|other| from <= other.start && other.end <= to)
-}
-
-/// The C library's fork, which holds allocators' locks between its handlers.
-fn fork_of(process: &Process, maps: &Maps) -> Vec<Forbidden> {
-    let mut found = Vec::new();
-    let mut seen = std::collections::HashSet::new();
-    let is_c_library = |mapping: &&crate::process::Mapping| {
-        let name = mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        Allocator::Glibc.row().libraries.iter().any(|library| name.starts_with(library))
-    };
-    for mapping in maps.executable_files().filter(is_c_library).filter(|mapping| seen.insert((mapping.device, mapping.inode))) {
-        let Ok(file) = MappedFile::open(process, mapping) else { continue };
-        file.elf.for_each_function(|function| {
-            if FORK.contains(&function.name)
-                && let Some(start) = inject::address_of(maps, mapping, &file, function.vaddr)
-            {
-                found.push(Forbidden { code: start..start.saturating_add(function.size), what: "fork".into() });
-            }
-        });
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pieces_reach_to_the_next_function_that_is_not_the_allocators() {
-        let others = vec![0x1000..0x1100, 0x9000..0x9100, 0x4_0000..0x4_0100];
-        let joined = pieces(vec![0x5000..0x5100, 0x4000..0x4100], others.clone(), &[]);
-        assert_eq!((joined.len(), joined.first()), (1, Some(&(0x1100..0x9000))));
-        let apart = pieces(vec![0x5000..0x5100, 0xa000..0xa100], others, &[0x5000]);
-        assert_eq!(apart, [0x1100..0x9000, 0xa000..0xa100], "a single function that is no entry point");
-    }
 
     #[test]
     fn every_allocator_either_has_a_call_or_says_why_not() {

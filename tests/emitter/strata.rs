@@ -26,7 +26,7 @@ const UNITS: usize = 8;
 /// Stacks that are compared, the largest first.
 const LARGEST: usize = 10;
 /// Shorter than the usual distance, as the heaps are smaller than a service's.
-const SAMPLE_BYTES: u64 = 32 << 10;
+pub(crate) const SAMPLE_BYTES: u64 = 32 << 10;
 
 /// A cache that turns over, lists that grow, and requests whose objects die at once.
 const PYTHON: &str = "
@@ -82,9 +82,16 @@ enum Load {
     Redis(std::path::PathBuf),
 }
 
+/// Starts another command with the sampler.
+fn sampled() -> Command {
+    let mut command = fragprof();
+    command.args(["run", "--sample-bytes", &SAMPLE_BYTES.to_string(), "--"]);
+    command
+}
+
 /// A program that works on demand.
-struct Service {
-    process: Process,
+pub(crate) struct Service {
+    pub(crate) process: Process,
     input: ChildStdin,
     load: Load,
     done: usize,
@@ -93,10 +100,14 @@ struct Service {
 }
 
 impl Service {
-    fn start(name: &str, by_site: bool) -> Option<Self> {
+    /// Started with the sampler in it, or without.
+    pub(crate) fn start(name: &str, sampler: bool) -> Option<Self> {
+        Self::start_by(name, if sampler { sampled() } else { Command::new("env") })
+    }
+
+    /// Started by a command that takes another one.
+    fn start_by(name: &str, mut command: Command) -> Option<Self> {
         let folder = TempDir::new().unwrap();
-        let mut command = fragprof();
-        command.args(["run", "--sample-bytes", &SAMPLE_BYTES.to_string(), "--"]);
         let load = match name {
             "redis" => {
                 let socket = folder.path().join("redis.sock");
@@ -123,9 +134,6 @@ impl Service {
                 Load::Lines(SQL)
             }
         };
-        if !by_site {
-            command.env("FRAGPROF_SAMPLE_BY_SITE", "0");
-        }
         let mut process = Process::start_piped(&mut command);
         let input = process.input();
         let mut service = Self { process, input, load, done: 0, unit: 0, _folder: folder };
@@ -151,7 +159,7 @@ impl Service {
         wait_for_idle(&self.process);
     }
 
-    fn work(&mut self) {
+    pub(crate) fn work(&mut self) {
         self.unit += 1;
         match &self.load {
             Load::Lines(unit) => {
@@ -188,7 +196,11 @@ fn live_by_stack(profile: &Profile) -> HashMap<Vec<String>, f64> {
 
 /// Relative errors of the largest stacks, the number of samples, and the share of the truth that they are.
 fn errors(name: &str, by_site: bool) -> Option<(Vec<f64>, f64, f64)> {
-    let mut service = Service::start(name, by_site)?;
+    let mut command = sampled();
+    if !by_site {
+        command.env("FRAGPROF_SAMPLE_BY_SITE", "0");
+    }
+    let mut service = Service::start_by(name, command)?;
     let pid = service.process.pid();
     let attach = |mode: &str| Recording::attach_by(fragprof(), &[pid], &["--mode", mode]);
     let (every_call, sampled) = (attach("exact"), attach("sampled"));

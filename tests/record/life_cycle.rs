@@ -83,7 +83,7 @@ fn a_program_executed_by_a_launched_shell_is_recorded_from_its_start() {
 }
 
 /// Space in the static TLS block for the plugin's jemalloc, whose variables use the initial-exec model.
-const TLS_ROOM: (&str, &str) = ("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
+pub(crate) const TLS_ROOM: (&str, &str) = ("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
 
 fn plugin_target(library: &std::path::Path, closes: bool, preload: Option<&str>) -> Target {
     let mut command = Command::new(program("dlopen_plugin", Link::Dynamic));

@@ -4,7 +4,7 @@ mod bad_input;
 mod children;
 mod exact;
 mod fallbacks;
-mod life_cycle;
+pub(crate) mod life_cycle;
 mod real_programs;
 mod stacks;
 mod stopping;

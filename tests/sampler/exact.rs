@@ -17,27 +17,34 @@ use crate::support::rendezvous::Target;
 use crate::support::truth::Truth;
 
 /// A site's functions in the executable: start and end address, name.
-struct Sites(Vec<(u64, u64, String)>);
+pub(crate) struct Sites(Vec<(u64, u64, String)>);
 
 impl Sites {
     /// From `nm`, shifted to the address at which the process has mapped the executable.
-    fn of(pid: u32, executable: &Path) -> Self {
+    pub(crate) fn of(pid: u32, executable: &Path) -> Self {
+        let mut sites = Self(Vec::new());
+        sites.add(pid, executable);
+        sites
+    }
+
+    /// Those of another file that the process has mapped.
+    pub(crate) fn add(&mut self, pid: u32, file: &Path) {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-        let name = executable.file_name().unwrap().to_string_lossy().into_owned();
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
         let first = maps.lines().find(|line| line.ends_with(&name)).unwrap();
-        let bias = u64::from_str_radix(first.split('-').next().unwrap(), 16).unwrap();
-        let text = Command::new("nm").args(["--print-size", "--demangle", "--defined-only"]).arg(executable).output().unwrap().stdout;
-        let mut sites = Vec::new();
+        // A program that is not position-independent (ET_EXEC) has its addresses in the file.
+        let is_fixed = std::fs::read(file).unwrap()[16] == 2;
+        let bias = if is_fixed { 0 } else { u64::from_str_radix(first.split('-').next().unwrap(), 16).unwrap() };
+        let text = Command::new("nm").args(["--print-size", "--demangle", "--defined-only"]).arg(file).output().unwrap().stdout;
         for line in String::from_utf8(text).unwrap().lines() {
             let fields: Vec<&str> = line.splitn(4, ' ').collect();
             let [start, size, _, name] = fields[..] else { continue };
             let name = name.split('(').next().unwrap();
             if name.starts_with("site_") || name.starts_with("early_") {
                 let hex = |text| u64::from_str_radix(text, 16).unwrap();
-                sites.push((bias + hex(start), bias + hex(start) + hex(size), name.to_owned()));
+                self.0.push((bias + hex(start), bias + hex(start) + hex(size), name.to_owned()));
             }
         }
-        Self(sites)
     }
 
     /// The name of the innermost frame that is a site.
@@ -81,7 +88,7 @@ fn check(executable: &Path, flavour: Flavour, allocator: Allocator, arguments: &
     target.rendezvous.go();
 }
 
-fn compare(truth: &Truth, sites: &Sites, ledger: &Ledger, except: &[&str]) {
+pub(crate) fn compare(truth: &Truth, sites: &Sites, ledger: &Ledger, except: &[&str]) {
     let (live, made) = (sites.sums(ledger.live.values()), sites.sums(ledger.made.iter()));
     let mut text = String::new();
     let compared = |name: &str| !name.starts_with("early_") && !except.contains(&name);

@@ -5,12 +5,12 @@
 
 mod by_site;
 mod command;
-mod consumer;
-mod exact;
+pub(crate) mod consumer;
+pub(crate) mod exact;
 mod figures;
 mod library;
 mod limit;
-mod programs;
+pub(crate) mod programs;
 mod real;
 mod statistics;
 mod stress;

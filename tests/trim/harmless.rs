@@ -4,17 +4,17 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{Target, build, kill_at_every_step, kill_at_random, refused, trim};
+use super::{Target, build, kill_at_every_step, kill_at_random, refused, trim, trims};
 use crate::support::serial;
 
 /// The program that checks itself.
-fn churn(workers: u32, pause_us: u32) -> Target {
+pub(crate) fn churn(workers: u32, pause_us: u32) -> Target {
     let program = build("churn.c", "churn", &["-pthread", "-lm"]);
     Target::start(Command::new(program).args([workers.to_string(), "1".to_owned(), pause_us.to_string()]))
 }
 
 /// Ends it; what it counted, which it only prints if nothing was wrong.
-fn counts(target: Target) -> Value {
+pub(crate) fn counts(target: Target) -> Value {
     target.assert_free();
     let line = target.end();
     let counts: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
@@ -39,8 +39,8 @@ fn survive(calls: u32, step_rounds: u32, random_kills: u32) {
     let _alone = serial();
     let target = churn(1, 200);
     let made = call(&target, calls);
-    let at_steps = kill_at_every_step(target.pid(), step_rounds);
-    let at_random = kill_at_random(target.pid(), random_kills, 0x5eed);
+    let at_steps = kill_at_every_step(target.pid(), step_rounds, trims);
+    let at_random = kill_at_random(target.pid(), random_kills, 0x5eed, trims);
     let still = call(&target, 5);
     let counts = counts(target);
     println!("{made} calls, killed at steps {at_steps}, at random {at_random}, {still} calls afterwards; {counts}");

@@ -2,9 +2,9 @@
 //! whenever the command is killed.
 
 mod figures;
-mod harmless;
+pub(crate) mod harmless;
 mod pinned;
-mod programs;
+pub(crate) mod programs;
 mod refusals;
 mod truth;
 
@@ -24,7 +24,7 @@ fn source(name: &str) -> PathBuf {
 }
 
 /// Builds a source of this directory under a name of its own: several builds of one source run at the same time.
-fn build(from: &str, name: &str, flags: &[&str]) -> PathBuf {
+pub(crate) fn build(from: &str, name: &str, flags: &[&str]) -> PathBuf {
     let copy = output_dir().join(format!("trim-{name}.c"));
     let text = std::fs::read(source(from)).unwrap();
     if std::fs::read(&copy).ok().as_ref() != Some(&text) {
@@ -36,18 +36,18 @@ fn build(from: &str, name: &str, flags: &[&str]) -> PathBuf {
 }
 
 /// The program whose first argument names a state.
-fn states() -> PathBuf {
+pub(crate) fn states() -> PathBuf {
     build("states.c", "states", &["-pthread"])
 }
 
 /// A started target: it ends when its input does.
-struct Target {
-    process: Process,
+pub(crate) struct Target {
+    pub(crate) process: Process,
 }
 
 impl Target {
     /// Starts a command and waits until it says that it is ready.
-    fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let process = Process::start_piped(command);
         let ready = process.out.wait_for(LIMIT, |line| line == "ready");
         assert!(ready.is_some(), "the target is not ready: {}", process.err);
@@ -55,11 +55,11 @@ impl Target {
     }
 
     /// One in a state, with its heap of this many MiB.
-    fn in_state(state: &str, mib: u32, threads: u32) -> Self {
+    pub(crate) fn in_state(state: &str, mib: u32, threads: u32) -> Self {
         Self::start(Command::new(states()).args([state, &mib.to_string(), &threads.to_string()]))
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.process.pid()
     }
 
@@ -72,12 +72,12 @@ impl Target {
     }
 
     /// No thread of it is stopped or traced.
-    fn assert_free(&self) {
+    pub(crate) fn assert_free(&self) {
         assert_free(self.pid());
     }
 
     /// Ends it; its last line.
-    fn end(mut self) -> String {
+    pub(crate) fn end(mut self) -> String {
         drop(self.process.input());
         let status = self.process.wait(LIMIT);
         assert!(status.success(), "{status}: {}", self.process.err);
@@ -86,7 +86,7 @@ impl Target {
 }
 
 /// A field of each thread's status, by thread.
-fn of_threads(pid: u32, name: &str) -> std::collections::BTreeMap<u32, String> {
+pub(crate) fn of_threads(pid: u32, name: &str) -> std::collections::BTreeMap<u32, String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let field = |status: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim().to_owned();
     tasks
@@ -98,7 +98,7 @@ fn of_threads(pid: u32, name: &str) -> std::collections::BTreeMap<u32, String> {
 }
 
 /// No thread of a process is stopped or traced.
-fn assert_free(pid: u32) {
+pub(crate) fn assert_free(pid: u32) {
     wait_until("no thread is stopped or traced", || {
         of_threads(pid, "TracerPid:").values().all(|tracer| tracer == "0")
             && of_threads(pid, "State:").values().all(|state| !state.starts_with(['t', 'T']))
@@ -117,20 +117,28 @@ impl Random {
     }
 }
 
+/// A command that makes calls in a process: its arguments in a round, without `--yes --json`.
+pub(crate) type Act = fn(pid: u32, round: u32) -> Vec<String>;
+
+/// A trim that is not refused for the stall that it predicts.
+fn trims(pid: u32, _round: u32) -> Vec<String> {
+    ["trim", &pid.to_string(), "--max-stall", "10s"].map(str::to_owned).to_vec()
+}
+
 /// Kills the command when it is about to make the n-th of its requests about the target, for each n. strace counts them: a step lies
 /// between any two. Returns how often it was killed.
-fn kill_at_every_step(pid: u32, rounds: u32) -> u32 {
+pub(crate) fn kill_at_every_step(pid: u32, rounds: u32, act: Act) -> u32 {
     let Some(strace) = crate::support::build::tool("strace") else { return 0 };
     let mut killed = 0;
     for round in 0..rounds {
         // A call that is made takes one write of the frames, and eight requests to ptrace: seize, interrupt, registers, dispatch, mask,
         // xsave area, registers, detach.
         let steps = (1..=8).map(|step| ("ptrace", step)).chain([("process_vm_writev", 1), ("wait4", 1)]);
-        for (request, step) in steps {
+        for (number, (request, step)) in (0..).zip(steps) {
             let inject = format!("inject={request}:signal=KILL:when={step}");
             let mut command = Command::new(&strace);
             command.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={request}"), "-e", &inject]);
-            command.arg(fragprof().get_program()).args(["trim", &pid.to_string(), "--yes", "--json", "--max-stall", "10s"]);
+            command.arg(fragprof().get_program()).args(act(pid, round + number)).args(["--yes", "--json"]);
             let status = spawn(&mut command).wait().unwrap();
             killed += u32::from(!status.success());
             assert_free(pid);
@@ -142,19 +150,19 @@ fn kill_at_every_step(pid: u32, rounds: u32) -> u32 {
 
 /// Kills the command after random times shorter than it usually takes, until that many were killed before their end: some end sooner, so up
 /// to three times as many are started. Returns how often it was killed before its end.
-fn kill_at_random(pid: u32, kills: u32, seed: u64) -> u32 {
+pub(crate) fn kill_at_random(pid: u32, kills: u32, seed: u64, act: Act) -> u32 {
     let mut took_us = [0_u64; 9];
-    for took_us in &mut took_us {
+    for (round, took_us) in (0..).zip(&mut took_us) {
         let begun = std::time::Instant::now();
-        trim(pid, &["--yes", "--max-stall", "10s"]);
+        made(&act(pid, round));
         *took_us = begun.elapsed().as_micros() as u64;
     }
     took_us.sort_unstable();
     let usual_us = took_us[took_us.len() / 2];
     let mut random = Random(seed);
     let mut killed = 0;
-    for _ in 0..3 * kills {
-        let mut command = spawn(fragprof().args(["trim", &pid.to_string(), "--yes", "--json", "--max-stall", "10s"]));
+    for round in 0..3 * kills {
+        let mut command = spawn(fragprof().args(act(pid, round)).args(["--yes", "--json"]));
         std::thread::sleep(std::time::Duration::from_micros(usual_us / 4 + random.below(usual_us * 3 / 4)));
         let _ = command.kill();
         killed += u32::from(command.wait().unwrap().code().is_none());
@@ -168,7 +176,16 @@ fn kill_at_random(pid: u32, kills: u32, seed: u64) -> u32 {
 
 /// Runs `fragprof trim PID --json`, with more arguments; its report.
 fn trim(pid: u32, more: &[&str]) -> Value {
-    let done = run(fragprof().args(["trim", &pid.to_string(), "--json"]).args(more));
+    report(fragprof().args(["trim", &pid.to_string(), "--json"]).args(more))
+}
+
+/// Runs a command that makes calls; its report.
+pub(crate) fn made(arguments: &[String]) -> Value {
+    report(fragprof().args(arguments).args(["--yes", "--json"]))
+}
+
+fn report(command: &mut Command) -> Value {
+    let done = run(command);
     serde_json::from_str(&done.out).unwrap_or_else(|error| panic!("{error}: {} {}", done.out, done.err))
 }
 

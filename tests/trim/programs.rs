@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::figures::pair;
-use super::{build, kill_at_every_step, kill_at_random, of_threads, refused, source, trim};
+use super::{Act, build, kill_at_every_step, kill_at_random, made, of_threads, source, trims};
 use crate::containers::podman::{Podman, QUIRKS};
 use crate::support::build::tool;
 use crate::support::postgres::{Server, WORK, programs};
@@ -20,8 +20,8 @@ use crate::support::process::{Process, wait_until};
 use crate::support::{LIMIT, serial};
 
 /// A program that runs under load: what is trimmed, and what judges it.
-struct Subject {
-    pid: u32,
+pub(crate) struct Subject {
+    pub(crate) pid: u32,
     /// Ends when its input does, with status 0 if nothing was wrong, and prints what it counted.
     judge: Process,
     /// What must live as long.
@@ -44,7 +44,7 @@ impl Subject {
     }
 
     /// Ends it; what it counted.
-    fn end(mut self) -> Value {
+    pub(crate) fn end(mut self) -> Value {
         assert!(Path::new(&format!("/proc/{}", self.pid)).exists(), "crash: the process is gone; {}", self.judge.err);
         drop(self.judge.input());
         let status = self.judge.wait(LIMIT);
@@ -72,15 +72,15 @@ fn events(words: &[&str]) -> Subject {
     Subject::of_itself(Command::new(build("events.c", "events", &["-pthread"])).args(words))
 }
 
-fn python() -> Option<Subject> {
+pub(crate) fn python() -> Option<Subject> {
     Some(Subject::of_itself(Command::new(tool("python3")?).arg(script("churn.py")).env("PYTHONMALLOC", "malloc")))
 }
 
-fn node() -> Option<Subject> {
+pub(crate) fn node() -> Option<Subject> {
     Some(Subject::of_itself(Command::new(tool("node")?).arg("--expose-gc").arg(script("churn.js"))))
 }
 
-fn java() -> Option<Subject> {
+pub(crate) fn java() -> Option<Subject> {
     Some(Subject::of_itself(Command::new(tool("java")?).args(["-Xmx256m", "-XX:MaxDirectMemorySize=512m"]).arg(script("Churn.java"))))
 }
 
@@ -90,7 +90,7 @@ fn client(kind: &str) -> Option<Command> {
     Some(command)
 }
 
-fn redis() -> Option<Subject> {
+pub(crate) fn redis() -> Option<Subject> {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let mut command = Command::new(tool("redis-server")?);
@@ -100,7 +100,7 @@ fn redis() -> Option<Subject> {
     Some(Subject::served(server, client("redis")?.arg(socket), vec![Box::new(directory)]))
 }
 
-fn nginx() -> Option<Subject> {
+pub(crate) fn nginx() -> Option<Subject> {
     // Its worker runs as another user, who must get at the files.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
@@ -124,7 +124,7 @@ fn nginx() -> Option<Subject> {
 }
 
 /// A backend; its statements run one after the other until the input of a shell ends, which compares the answers.
-fn postgres() -> Option<Subject> {
+pub(crate) fn postgres() -> Option<Subject> {
     programs()?;
     let server = Server::start();
     let mut psql = server.psql(&[]);
@@ -177,7 +177,7 @@ fn in_user_namespace() -> Option<Subject> {
     ))
 }
 
-fn in_container() -> Option<Subject> {
+pub(crate) fn in_container() -> Option<Subject> {
     let podman = Podman::new()?;
     podman.image("churn", &[(&build("churn.c", "churn", &["-pthread", "-lm"]), "/churn")]);
     let mut run = podman.command("run");
@@ -189,10 +189,10 @@ fn in_container() -> Option<Subject> {
     Some(Subject { pid, judge, _kept: vec![Box::new(podman)] })
 }
 
-type Start = fn() -> Option<Subject>;
+pub(crate) type Start = fn() -> Option<Subject>;
 
 /// Every program of the long version, by name.
-const PROGRAMS: [(&str, Start); 13] = [
+pub(crate) const PROGRAMS: [(&str, Start); 13] = [
     ("churn, 1 ms timer", || Some(churn(&["1", "1", "200"], &[]))),
     ("churn, tight loops", || Some(churn(&["4", "1", "0"], &[]))),
     ("static", || Some(churn(&["1", "1", "200"], &["-static"]))),
@@ -210,17 +210,17 @@ const PROGRAMS: [(&str, Start); 13] = [
 
 /// What happened to one program.
 #[derive(Debug, Default)]
-struct Row {
-    calls: u32,
-    made: u32,
+pub(crate) struct Row {
+    pub(crate) calls: u32,
+    pub(crate) made: u32,
     refused: BTreeMap<String, u32>,
     /// Bytes predicted and given back, of each call that was made.
     bytes: Vec<(f64, f64)>,
-    killed: u32,
-    masks: u32,
+    pub(crate) killed: u32,
+    pub(crate) masks: u32,
     /// By system call: how often its thread got EINTR from a stop.
     interrupted: BTreeMap<String, u32>,
-    failure: Option<String>,
+    pub(crate) failure: Option<String>,
     counts: Value,
 }
 
@@ -249,8 +249,8 @@ fn changed(pid: u32, masks: &BTreeMap<u32, String>) -> u32 {
     left.len() as u32
 }
 
-/// Makes calls in a program and kills some, and ends it. Anything wrong is in `failure`.
-fn exercise(start: Start, calls: u32, step_rounds: u32, random_kills: u32, seed: u64) -> Option<Row> {
+/// Runs a command that makes calls in a program, kills some, and ends it. Anything wrong is in `failure`.
+pub(crate) fn exercise(start: Start, act: Act, calls: u32, step_rounds: u32, random_kills: u32, seed: u64) -> Option<Row> {
     let mut row = Row::default();
     let mut is_there = true;
     let done = catch_unwind(AssertUnwindSafe(|| {
@@ -260,23 +260,13 @@ fn exercise(start: Start, calls: u32, step_rounds: u32, random_kills: u32, seed:
         };
         let masks = lasting_masks(subject.pid);
         let deadline = Instant::now() + Duration::from_secs(u64::from(calls) * 5 + 60);
-        for _ in 0..calls {
+        for round in 0..calls {
             assert!(Instant::now() < deadline, "hang: {} of {calls} calls in time", row.calls);
-            let report = trim(subject.pid, &["--yes", "--max-stall", "10s"]);
             row.calls += 1;
-            if report["ending"] == "returned" {
-                row.made += 1;
-                row.bytes.extend(pair(&report));
-            } else {
-                let why = if refused(&report).is_empty() { report["ending"].as_str().unwrap_or("?") } else { refused(&report) };
-                *row.refused.entry(why.to_owned()).or_default() += 1;
-            }
-            if report["interrupted"] == true {
-                *row.interrupted.entry(report["thread_in"].as_str().unwrap_or("?").to_owned()).or_default() += 1;
-            }
+            row.note(&made(&act(subject.pid, round)));
         }
-        row.killed += kill_at_every_step(subject.pid, step_rounds);
-        row.killed += kill_at_random(subject.pid, random_kills, seed);
+        row.killed += kill_at_every_step(subject.pid, step_rounds, act);
+        row.killed += kill_at_random(subject.pid, random_kills, seed, act);
         // A call whose command was killed goes on by itself.
         wait_until("no call runs", || !of_threads(subject.pid, "SigBlk:").values().any(|mask| is_mask_of_a_call(mask)));
         row.masks = changed(subject.pid, &masks);
@@ -290,6 +280,26 @@ fn exercise(start: Start, calls: u32, step_rounds: u32, random_kills: u32, seed:
 }
 
 impl Row {
+    /// What a command reports: of a trim, or of an attached sampler, which makes several calls and says why not in one word.
+    fn note(&mut self, report: &Value) {
+        let calls = report["calls"].as_array().cloned().unwrap_or_else(|| vec![report.clone()]);
+        for call in calls.iter().filter(|call| call["interrupted"] == true) {
+            *self.interrupted.entry(call["thread_in"].as_str().unwrap_or("?").to_owned()).or_default() += 1;
+        }
+        let refused = report["refused"]["name"].as_str().or(report["refused"].as_str());
+        if let Some(why) = refused.or(report["ending"].as_str().filter(|ending| *ending != "returned")) {
+            *self.refused.entry(why.to_owned()).or_default() += 1;
+        } else {
+            self.made += 1;
+            self.bytes.extend(pair(report));
+        }
+    }
+
+    /// Why calls were not made, and where a stop was seen by the program.
+    pub(crate) fn notes(&self) -> [String; 2] {
+        [list(&self.refused), list(&self.interrupted)]
+    }
+
     /// What was given back beside what was predicted, and the share of calls within 5 % or 256 KiB, the goal under load.
     fn bytes(&self) -> String {
         let mib = |of: fn(&(f64, f64)) -> f64| self.bytes.iter().map(of).sum::<f64>() / f64::from(1 << 20);
@@ -309,7 +319,7 @@ fn real_programs_go_on_as_before_after_calls_and_killed_commands() {
     let short: [(&str, Start); 4] =
         [("fork, exec, cancel", || Some(events(&[]))), ("exec", || Some(events(&["exec"]))), ("redis", redis), ("python", python)];
     for (name, start) in short {
-        let Some(row) = exercise(start, 4, 0, 4, 7) else { continue };
+        let Some(row) = exercise(start, trims, 4, 0, 4, 7) else { continue };
         println!("{name}: {row:?}");
         assert!(row.failure.is_none() && row.masks == 0, "{name}: {row:?}");
         // A redis that has had few requests may have nothing to give back.
@@ -318,7 +328,7 @@ fn real_programs_go_on_as_before_after_calls_and_killed_commands() {
     }
 }
 
-fn number(variable: &str, usual: u32) -> u32 {
+pub(crate) fn number(variable: &str, usual: u32) -> u32 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
@@ -335,7 +345,7 @@ fn thousands_of_calls_in_real_programs_and_a_thousand_killed_commands_harm_nothi
          calls within 5 % or 256 KiB | refused |\n|---|---|---|---|---|---|---|---|---|---|"
     );
     for (seed, (name, start)) in (1..).zip(PROGRAMS) {
-        let Some(row) = exercise(start, calls, kills.div_ceil(20), kills / 2, seed) else {
+        let Some(row) = exercise(start, trims, calls, kills.div_ceil(20), kills / 2, seed) else {
             println!("| {name} | not installed | | | | | | | | |");
             continue;
         };

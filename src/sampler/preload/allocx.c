@@ -4,6 +4,9 @@
  * define them in a process without jemalloc. The sizes and flags are only passed on; sallocx and nallocx change nothing and are not
  * interposed. */
 #include "next.h"
+#ifdef FRAGPROF_ATTACHED
+#include "attach.h"
+#endif
 #ifdef FRAGPROF_RECORDER
 #include "record.h"
 #else
@@ -143,3 +146,16 @@ EXPORT void sdallocx(void *pointer, size_t size, int flags)
 		sample_free(pointer);
 	next_sdallocx(pointer, size, flags);
 }
+
+#ifdef FRAGPROF_ATTACHED
+void allocx_each(attach_function *each)
+{
+	if (next_mallocx == mallocx_by_memalign)
+		return;
+	each("mallocx", mallocx, next_mallocx);
+	each("rallocx", rallocx, next_rallocx);
+	each("xallocx", xallocx, next_xallocx);
+	each("dallocx", dallocx, next_dallocx);
+	each("sdallocx", sdallocx, next_sdallocx);
+}
+#endif

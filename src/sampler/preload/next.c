@@ -194,15 +194,25 @@ static void *find(const struct object *object, const struct symbols *in, const c
 	return NULL;
 }
 
-struct definition next_definition(const char *name)
+/* The first object whose definitions come after this library's. An attached library stands behind all others: those that any other object
+ * calls are the first. */
+static struct object *first_after_own(void)
 {
 	struct object *object = objects();
 
+#ifndef FRAGPROF_ATTACHED
 	while (object != NULL && object->dynamic != _DYNAMIC)
 		object = object->next;
-	for (object = object != NULL ? object->next : NULL; object != NULL; object = object->next) {
+	object = object != NULL ? object->next : NULL;
+#endif
+	return object;
+}
+
+struct definition next_definition(const char *name)
+{
+	for (struct object *object = first_after_own(); object != NULL; object = object->next) {
 		struct symbols in = symbols_of(object);
-		void *address = find(object, &in, name);
+		void *address = object->dynamic != _DYNAMIC ? find(object, &in, name) : NULL;
 
 		if (address == NULL)
 			continue;
@@ -310,8 +320,12 @@ void next_resolve(void)
 	const void *allocator = malloc_found.object;
 
 	/* No libc: nothing can be passed on or reported. */
-	if (malloc_found.address == NULL)
+	if (malloc_found.address == NULL) {
+#ifdef FRAGPROF_ATTACHED
+		return;
+#endif
 		__builtin_trap();
+	}
 	next.calloc = next_definition("calloc").address;
 	next.realloc = next_definition("realloc").address;
 	next.free = next_definition("free").address;
@@ -330,6 +344,7 @@ void next_resolve(void)
 #endif
 }
 
+#ifndef FRAGPROF_ATTACHED
 static const char *value_of(const char *entry, const char *name)
 {
 	return starts_with(entry, name) ? entry + __builtin_strlen(name) : NULL;
@@ -347,15 +362,18 @@ static void read_settings(char **environment)
 #endif
 	}
 }
+#endif
 
 void next_read_settings(void)
 {
+#ifndef FRAGPROF_ATTACHED
 	static bool known;
 
 	if (known || &__environ == NULL || __environ == NULL)
 		return;
 	known = true;
 	read_settings(__environ);
+#endif
 }
 
 /* Runs before the program's main, perhaps after the first allocations. glibc passes the arguments
@@ -368,7 +386,12 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	next_resolve();
 	if (&_dl_debug_addr != NULL)
 		environment = &__environ != NULL ? __environ : NULL;
+#ifdef FRAGPROF_ATTACHED
+	/* A program that runs may be writing its environment: the settings are arguments of fragprof_attach. */
+	(void)environment;
+#else
 	read_settings(environment);
+#endif
 	if (getauxval != NULL) {
 		clock_resolve(getauxval(AT_SYSINFO_EHDR));
 		/* 16 random bytes from the kernel. The first eight belong to the stack protector and are not used. */
@@ -383,6 +406,8 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	record_attach();
 #else
 	sample_set_seed(seed);
+#ifndef FRAGPROF_ATTACHED
 	fragprof_sampler_stats.in_front = next_is_in_front("malloc");
+#endif
 #endif
 }

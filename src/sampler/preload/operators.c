@@ -13,6 +13,9 @@
  *
  * The Itanium C++ ABI gives the names; m is size_t, St11align_val_t a size_t, RKSt9nothrow_t a pointer. */
 #include "next.h"
+#ifdef FRAGPROF_ATTACHED
+#include "attach.h"
+#endif
 #ifdef FRAGPROF_RECORDER
 #include "record.h"
 #else
@@ -155,28 +158,44 @@ FORM_OF_DELETE(_ZdaPvmSt11align_val_t, (void *pointer, size_t size, align_value 
 			slot_##NAME = plain_##NAME;                                                       \
 		else                                                                                      \
 			slot_##NAME = found.address;                                                      \
-	} while (0)
+	} while (0);
+
+/* Each form, and the form that the C++ runtime's own definition would call: see RESOLVE. */
+#define FORMS(EACH) \
+	EACH(_Znwm, "_Znwm") \
+	EACH(_Znam, "_Znwm") \
+	EACH(_ZnwmRKSt9nothrow_t, "") \
+	EACH(_ZnamRKSt9nothrow_t, "") \
+	EACH(_ZnwmSt11align_val_t, "_ZnwmSt11align_val_t") \
+	EACH(_ZnamSt11align_val_t, "_ZnwmSt11align_val_t") \
+	EACH(_ZnwmSt11align_val_tRKSt9nothrow_t, "") \
+	EACH(_ZnamSt11align_val_tRKSt9nothrow_t, "") \
+	EACH(_ZdlPv, "_ZdlPv") \
+	EACH(_ZdaPv, "_ZdlPv") \
+	EACH(_ZdlPvRKSt9nothrow_t, "_ZdlPv") \
+	EACH(_ZdaPvRKSt9nothrow_t, "") \
+	EACH(_ZdlPvm, "_ZdlPv") \
+	EACH(_ZdaPvm, "") \
+	EACH(_ZdlPvSt11align_val_t, "_ZdlPvSt11align_val_t") \
+	EACH(_ZdaPvSt11align_val_t, "_ZdlPvSt11align_val_t") \
+	EACH(_ZdlPvSt11align_val_tRKSt9nothrow_t, "") \
+	EACH(_ZdaPvSt11align_val_tRKSt9nothrow_t, "") \
+	EACH(_ZdlPvmSt11align_val_t, "_ZdlPvSt11align_val_t") \
+	EACH(_ZdaPvmSt11align_val_t, "")
 
 void operators_resolve(void)
 {
-	RESOLVE(_Znwm, "_Znwm");
-	RESOLVE(_Znam, "_Znwm");
-	RESOLVE(_ZnwmRKSt9nothrow_t, "");
-	RESOLVE(_ZnamRKSt9nothrow_t, "");
-	RESOLVE(_ZnwmSt11align_val_t, "_ZnwmSt11align_val_t");
-	RESOLVE(_ZnamSt11align_val_t, "_ZnwmSt11align_val_t");
-	RESOLVE(_ZnwmSt11align_val_tRKSt9nothrow_t, "");
-	RESOLVE(_ZnamSt11align_val_tRKSt9nothrow_t, "");
-	RESOLVE(_ZdlPv, "_ZdlPv");
-	RESOLVE(_ZdaPv, "_ZdlPv");
-	RESOLVE(_ZdlPvRKSt9nothrow_t, "_ZdlPv");
-	RESOLVE(_ZdaPvRKSt9nothrow_t, "");
-	RESOLVE(_ZdlPvm, "_ZdlPv");
-	RESOLVE(_ZdaPvm, "");
-	RESOLVE(_ZdlPvSt11align_val_t, "_ZdlPvSt11align_val_t");
-	RESOLVE(_ZdaPvSt11align_val_t, "_ZdlPvSt11align_val_t");
-	RESOLVE(_ZdlPvSt11align_val_tRKSt9nothrow_t, "");
-	RESOLVE(_ZdaPvSt11align_val_tRKSt9nothrow_t, "");
-	RESOLVE(_ZdlPvmSt11align_val_t, "_ZdlPvSt11align_val_t");
-	RESOLVE(_ZdaPvmSt11align_val_t, "");
+	FORMS(RESOLVE)
 }
+
+#ifdef FRAGPROF_ATTACHED
+/* The others call malloc and free through a word of the C++ runtime. */
+#define EACH_THAT_COUNTS(NAME, DIRECT)                     \
+	if (slot_##NAME == counted_##NAME)                 \
+		each(#NAME, NAME, next_##NAME);
+
+void operators_each(attach_function *each)
+{
+	FORMS(EACH_THAT_COUNTS)
+}
+#endif

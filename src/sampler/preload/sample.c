@@ -25,7 +25,9 @@
  * must have been left by a jump. */
 #define INNER_MAX 16
 
+#ifndef FRAGPROF_ATTACHED
 __thread struct thread sampler_thread;
+#endif
 
 /* The library's first byte, and the end of its code (defined by the linker). */
 extern const char __ehdr_start[] __attribute__((visibility("hidden")));
@@ -95,6 +97,15 @@ void sample_set_by_site(const char *text)
 
 	if (number(text, 0, 0, &value))
 		sample_bytes_by_site_min = UINT64_MAX;
+}
+
+void sample_configure(uint64_t sample_bytes, uint64_t samples_per_second, bool is_by_site)
+{
+	if (sample_bytes >= SAMPLE_BYTES_MIN && sample_bytes <= SAMPLE_BYTES_MAX)
+		fragprof_sampler_stats.sample_bytes = sample_bytes;
+	if (samples_per_second <= LIMIT_SAMPLES_PER_SECOND_MAX)
+		fragprof_sampler_stats.samples_per_second = samples_per_second;
+	sample_bytes_by_site_min = is_by_site ? SAMPLE_BYTES_BY_SITE_MIN : UINT64_MAX;
 }
 
 void sample_set_limit(const char *text)

@@ -26,7 +26,7 @@
 #define SAMPLE_BYTES_MIN 1u
 #define SAMPLE_BYTES_MAX (1ull << 40)
 
-/* A thread's state. Zero at its start, accessed by one segment-relative instruction (initial-exec). */
+/* A thread's state. Zero at its start. */
 struct thread {
 	/* Bytes that can be allocated before the next sample point or check; negative if one was passed and is not handled yet. */
 	int64_t left_bytes;
@@ -46,7 +46,7 @@ struct thread {
 	/* Who called the operator new that is calling malloc. */
 	const void *caller_of_new;
 };
-extern __thread struct thread sampler_thread __attribute__((visibility("hidden"), tls_model("initial-exec")));
+#include "thread.h"
 
 /* Read from outside, at the exported symbol fragprof_sampler_stats. Fields are only ever added. */
 struct fragprof_sampler_stats {
@@ -82,6 +82,8 @@ void sample_set_interval(const char *text);
 void sample_set_by_site(const char *text);
 /* Parses the limit, in samples per second and CPU; keeps the old one if the text is not valid. 0 = no limit. */
 void sample_set_limit(const char *text);
+/* All three by value, before the first draw; what is out of range is kept as it is. */
+void sample_configure(uint64_t sample_bytes, uint64_t samples_per_second, bool is_by_site);
 /* A seed that differs from process to process. */
 void sample_set_seed(uint64_t seed);
 /* Handles an allocation that made left_bytes negative. `caller`: the address to which the allocator's function returns. */

@@ -1,0 +1,35 @@
+//! `fragprof attach-sampler`: what is sampled in a process that runs, compared with its own ledger; every word it had, after detaching;
+//! every refusal; what share of real programs' heaps has a stack; and that no process is harmed, whenever the command is killed.
+
+mod attribution;
+mod exact;
+mod harmless;
+mod refusals;
+mod words;
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::trim::made;
+
+/// The arguments that attach it with a library of this test's own, to every byte.
+fn attaching(pid: u32, library: &Path, sample_bytes: u64) -> Vec<String> {
+    let library = library.to_str().unwrap();
+    ["attach-sampler", &pid.to_string(), "--library", library, "--sample-bytes", &sample_bytes.to_string(), "--samples-per-second", "0"]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+/// The arguments that detach it.
+fn detaching(pid: u32) -> Vec<String> {
+    ["attach-sampler", "--detach", &pid.to_string()].map(str::to_owned).to_vec()
+}
+
+/// Runs one of these; nothing is refused.
+#[track_caller]
+fn done(arguments: &[String]) -> Value {
+    let report = made(arguments);
+    assert!(report["refused"].is_null() && !report["calls"].as_array().unwrap().is_empty(), "{report}");
+    report
+}

@@ -1,0 +1,118 @@
+//! Every refusal of its own, by name, with the process untouched; those of any injected call are the trim's.
+
+use std::process::Command;
+
+use fragprof::sampler::library::Flavour;
+use serde_json::Value;
+
+use super::{attaching, detaching, done};
+use crate::sampler::programs::Libraries;
+use crate::support::build::{Link, program, tool};
+use crate::support::rendezvous;
+use crate::trim::{Target, build, made};
+
+#[track_caller]
+fn assert_refused(pid: u32, library: &std::path::Path, name: &str) {
+    let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let before = maps();
+    let report: Value = made(&attaching(pid, library, 4096));
+    assert_eq!(report["refused"], name, "{report}");
+    assert!(report["reason"].as_str().unwrap().len() > 10 && report["calls"].as_array().unwrap().is_empty(), "{report}");
+    assert_eq!(maps(), before);
+    crate::trim::assert_free(pid);
+}
+
+#[test]
+fn what_is_unsafe_is_refused_by_name() {
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Attached);
+    for (state, name) in [
+        ("strict", "strict_seccomp"),
+        ("busy", "no_parked_thread"),
+        ("small_stack", "small_stack"),
+        ("fibre", "foreign_stack"),
+        ("in_allocator", "in_allocator"),
+        ("interrupted_malloc", "in_allocator"),
+        ("setuid", "setuid"),
+    ] {
+        println!("{state}");
+        assert_refused(Target::in_state(state, 16, 0).pid(), &library, name);
+    }
+}
+
+#[test]
+fn a_program_in_which_nothing_could_be_seen_is_refused() {
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Attached);
+    let fixed = build("states.c", "attach-static", &["-pthread", "-static"]);
+    assert_refused(Target::start(Command::new(fixed).args(["plain", "16"])).pid(), &library, "own_malloc");
+    let inside = rendezvous::Target::start(&mut Command::new(program("nested", Link::TcmallocInside)));
+    assert_refused(inside.pid(), &library, "own_malloc");
+    if let Some(compiler) = tool("musl-gcc") {
+        let out = crate::support::build::output_dir().join("attach-musl");
+        let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trim/musl.c");
+        assert!(Command::new(compiler).args(["-O1", "-w", "-o"]).arg(&out).arg(source).status().unwrap().success());
+        assert_refused(Target::start(&mut Command::new(out)).pid(), &library, "musl");
+    }
+    let checked = build("states.c", "attach-asan", &["-pthread", "-fsanitize=address"]);
+    let mut command = Command::new(checked);
+    assert_refused(Target::start(command.args(["plain", "16"]).env("ASAN_OPTIONS", "detect_leaks=0")).pid(), &library, "sanitizer");
+}
+
+#[test]
+fn a_process_that_has_the_sampler_already_or_another_allocator_in_front_is_refused() {
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Attached);
+    let states = crate::trim::states();
+    let front = build("front.c", "attach-front", &["-shared", "-fPIC"]);
+    for (preload, name) in [(libraries.path(Flavour::Standard), "preloaded"), (front, "allocator_in_front")] {
+        let target = Target::start(Command::new(&states).args(["plain", "16"]).env("LD_PRELOAD", preload));
+        assert_refused(target.pid(), &library, name);
+        target.end();
+    }
+}
+
+#[test]
+fn a_library_that_is_not_where_the_process_would_find_it_is_refused() {
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Attached);
+    let target = Target::in_state("plain", 16, 0);
+    assert_refused(target.pid(), &libraries.folder().join("no-such-file.so"), "not_in_its_root");
+    assert_refused(target.pid(), &libraries.path(Flavour::Standard), "not_in_its_root");
+    let Some(unshare) = tool("unshare") else { return };
+    // Another file system where the library lies.
+    let hide = format!("mount -t tmpfs none {} && exec {} plain 16", libraries.folder().display(), crate::trim::states().display());
+    let hidden = Target::start(Command::new(unshare).args(["--mount", "sh", "-c", &hide]));
+    assert_refused(hidden.pid(), &library, "not_in_its_root");
+    done(&attaching(target.pid(), &library, 4096));
+    target.end();
+}
+
+/// The library is there, but its dynamic linker cannot map it.
+#[test]
+fn a_library_that_cannot_be_loaded_leaves_the_process_as_it_was() {
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Attached);
+    let Some(unshare) = tool("unshare") else { return };
+    let folder = libraries.folder().display().to_string();
+    let no_exec = format!(
+        "mount --bind {folder} {folder} && mount -o remount,bind,noexec {folder} && exec {} plain 16",
+        crate::trim::states().display()
+    );
+    let target = Target::start(Command::new(unshare).args(["--mount", "sh", "-c", &no_exec]));
+    let report = made(&attaching(target.pid(), &library, 4096));
+    assert_eq!(report["refused"], "not_loaded", "{report}");
+    target.assert_free();
+    target.end();
+}
+
+#[test]
+fn detaching_where_nothing_is_attached_is_refused() {
+    let libraries = Libraries::new();
+    let target = Target::in_state("plain", 16, 0);
+    assert_eq!(made(&detaching(target.pid()))["refused"], "not_attached");
+    done(&attaching(target.pid(), &libraries.path(Flavour::Attached), 4096));
+    done(&detaching(target.pid()));
+    assert_eq!(made(&detaching(target.pid()))["refused"], "not_attached");
+    target.end();
+}
