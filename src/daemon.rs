@@ -14,11 +14,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 
 use crate::agent::collect::{Collector, Command, Heartbeat, start};
-use crate::agent::config::{Config, ConfigError, GovernedConfig, LeaksConfig, ListeningConfig, ReclaimConfig};
+use crate::agent::config::{AttachConfig, Config, ConfigError, GovernedConfig, LeaksConfig, ListeningConfig, ReclaimConfig};
 use crate::agent::notify::Notifier;
 use crate::agent::push::{Destination, Pusher, Target};
 use crate::agent::worker::Worker;
-use crate::agent::{governed, leaks, listening, privileges, reclaim, socket};
+use crate::agent::{attach, governed, leaks, listening, privileges, reclaim, socket};
 use crate::model::attribution::Attributions;
 use crate::model::snapshot::Published;
 use crate::server::listener::Bound;
@@ -96,7 +96,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let metrics_listener = config.server.metrics_listen.map(bind).transpose()?;
     let socket_path = config.server.socket(std::env::var("RUNTIME_DIRECTORY").ok().as_deref());
     let socket = socket_path.map(|path| socket::bind(&path).map_err(|source| AgentError::Socket { path, source })).transpose()?;
-    privileges::reduce(config.reclaim.enabled && !config.reclaim.dry_run);
+    privileges::reduce(config.attach.enabled || (config.reclaim.enabled && !config.reclaim.dry_run));
     let started = Instant::now();
     let published = Arc::new(Published::new(started));
     let heartbeat = Arc::new(Heartbeat::new(started));
@@ -134,20 +134,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     };
     said(address);
 
-    let governor = governed::start(
-        config.governed.clone(),
-        config.census.memory_max_mib << 20,
-        config.history.place(std::env::var("STATE_DIRECTORY").ok().as_deref()),
-        recordings.clone(),
-        state.governed(),
-    )
-    .map_err(system("start the governor's thread"))?;
-    let listener =
-        listening::start(config.listening.clone(), recordings, state.listening()).map_err(system("start the listener's thread"))?;
-    let looker = leaks::start(config.leaks.clone(), Arc::clone(&published), Arc::clone(&attributions), state.leaks())
-        .map_err(system("start the thread that scans for leaks"))?;
-    let reclaimer = reclaim::start(config.reclaim.clone(), Arc::clone(&published), Some(keeper.clone()), state.reclaim())
-        .map_err(system("start the thread that gives memory back"))?;
+    let workers = Workers::start(&config, recordings, &keeper, &state)?;
     let pusher = pusher(&config, &published)?;
     if let Some(pusher) = &pusher {
         state.set_push(Arc::clone(&pusher.counters));
@@ -163,22 +150,13 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
             break;
         }
         if signals.reload.swap(false, Ordering::Relaxed) {
-            reload(path.as_deref(), &state, &commands, (&governor, &listener, &looker, &reclaimer), &notifier);
+            reload(path.as_deref(), &state, &commands, &workers, &notifier);
         }
         if census.is_finished() {
             return Err(AgentError::ThreadEnded("census"));
         }
-        if governor.is_finished() {
-            return Err(AgentError::ThreadEnded("governor"));
-        }
-        if listener.is_finished() {
-            return Err(AgentError::ThreadEnded("listener"));
-        }
-        if looker.is_finished() {
-            return Err(AgentError::ThreadEnded("leaks"));
-        }
-        if reclaimer.is_finished() {
-            return Err(AgentError::ThreadEnded("reclaim"));
+        if let Some(ended) = workers.ended() {
+            return Err(AgentError::ThreadEnded(ended));
         }
         if servers.iter().any(Server::is_finished) {
             return Err(AgentError::ThreadEnded("HTTP"));
@@ -192,12 +170,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     notifier.send("STOPPING=1");
     // The thread has nothing to save: if it is in a long walk, the process ends without waiting for it.
     let _ = commands.send(Command::Stop);
-    governor.stop(STOP_WITHIN);
-    listener.stop(STOP_WITHIN);
-    // An examination in progress has nothing to detach: the process ends without waiting for it.
-    looker.stop(Duration::ZERO);
-    // Nor has a call in progress.
-    reclaimer.stop(Duration::ZERO);
+    workers.stop();
     if let Some(pusher) = &pusher {
         pusher.stop();
     }
@@ -258,19 +231,70 @@ fn history(config: &Config, published: &Arc<Published>) -> Result<(Keeper, JoinH
     Ok((keeper, thread, Reader::new(read)))
 }
 
+/// The threads beside the census, each with its own part of the configuration.
+struct Workers {
+    governor: Worker<GovernedConfig>,
+    listener: Worker<ListeningConfig>,
+    looker: Worker<LeaksConfig>,
+    reclaimer: Worker<ReclaimConfig>,
+    attacher: Worker<AttachConfig>,
+}
+
+impl Workers {
+    fn start(config: &Config, recordings: governed::Sources, keeper: &Keeper, state: &ServerState) -> Result<Self, AgentError> {
+        let (published, board) = (|| Arc::clone(&recordings.published), || Arc::clone(&recordings.board));
+        let governor = governed::start(
+            config.governed.clone(),
+            config.census.memory_max_mib << 20,
+            config.history.place(std::env::var("STATE_DIRECTORY").ok().as_deref()),
+            recordings.clone(),
+            state.governed(),
+        );
+        Ok(Self {
+            governor: governor.map_err(system("start the governor's thread"))?,
+            listener: listening::start(config.listening.clone(), recordings.clone(), state.listening())
+                .map_err(system("start the listener's thread"))?,
+            looker: leaks::start(config.leaks.clone(), published(), board(), state.leaks())
+                .map_err(system("start the thread that scans for leaks"))?,
+            reclaimer: reclaim::start(config.reclaim.clone(), published(), Some(keeper.clone()), state.reclaim())
+                .map_err(system("start the thread that gives memory back"))?,
+            attacher: attach::start(config.attach.clone(), published(), board(), state.attach())
+                .map_err(system("start the thread that attaches the sampler"))?,
+        })
+    }
+
+    fn reload(&self, config: &Config) {
+        self.governor.reload(config.governed.clone());
+        self.listener.reload(config.listening.clone());
+        self.looker.reload(config.leaks.clone());
+        self.reclaimer.reload(config.reclaim.clone());
+        self.attacher.reload(config.attach.clone());
+    }
+
+    /// One that has ended by itself.
+    fn ended(&self) -> Option<&'static str> {
+        let all = [
+            ("governor", self.governor.is_finished()),
+            ("listener", self.listener.is_finished()),
+            ("leaks", self.looker.is_finished()),
+            ("reclaim", self.reclaimer.is_finished()),
+            ("attach", self.attacher.is_finished()),
+        ];
+        all.into_iter().find_map(|(name, is_finished)| is_finished.then_some(name))
+    }
+
+    fn stop(self) {
+        self.governor.stop(STOP_WITHIN);
+        self.listener.stop(STOP_WITHIN);
+        // An examination in progress has nothing to detach, nor has a call: the process ends without waiting for them.
+        self.looker.stop(Duration::ZERO);
+        self.reclaimer.stop(Duration::ZERO);
+        self.attacher.stop(Duration::ZERO);
+    }
+}
+
 /// Reads the configuration again. An invalid one changes nothing.
-fn reload(
-    path: Option<&Path>,
-    state: &ServerState,
-    commands: &mpsc::Sender<Command>,
-    (governor, listener, looker, reclaimer): (
-        &Worker<GovernedConfig>,
-        &Worker<ListeningConfig>,
-        &Worker<LeaksConfig>,
-        &Worker<ReclaimConfig>,
-    ),
-    notifier: &Notifier,
-) {
+fn reload(path: Option<&Path>, state: &ServerState, commands: &mpsc::Sender<Command>, workers: &Workers, notifier: &Notifier) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let now_us = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
     notifier.send(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
@@ -286,10 +310,7 @@ fn reload(
     let order = match loaded {
         Ok((config, token)) => {
             state.set_token(token);
-            governor.reload(config.governed.clone());
-            listener.reload(config.listening.clone());
-            looker.reload(config.leaks.clone());
-            reclaimer.reload(config.reclaim.clone());
+            workers.reload(&config);
             allow_recordings(state, &config);
             Command::Reload(Box::new(config))
         }

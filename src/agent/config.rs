@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::sampler::{SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN};
+
 pub use push::{PushConfig, PushProtocol, PushTlsConfig};
 pub use sections::{
-    BudgetRule, CensusConfig, ContainersConfig, CriSocket, DiscoveryConfig, FlightConfig, GovernedConfig, HistoryConfig, LeaksConfig,
-    ListeningConfig, MetricsConfig, ProfileConfig, ReclaimConfig, ReclaimRule, ServerConfig,
+    AttachConfig, BudgetRule, CensusConfig, ContainersConfig, CriSocket, DiscoveryConfig, FlightConfig, GovernedConfig, HistoryConfig,
+    LeaksConfig, ListeningConfig, MetricsConfig, ProcessRule, ProfileConfig, ReclaimConfig, ServerConfig,
 };
 
 /// The configuration file that is read if none is named.
@@ -119,6 +121,8 @@ pub struct Config {
     pub leaks: LeaksConfig,
     /// Giving free memory back.
     pub reclaim: ReclaimConfig,
+    /// To which running processes the sampler is brought.
+    pub attach: AttachConfig,
     /// What `/metrics` shows.
     pub metrics: MetricsConfig,
     /// The history.
@@ -222,8 +226,16 @@ impl Config {
                 return Err(ConfigError::Range { key, value: percent.to_string(), allowed: "from 0 to 100 percent" });
             }
         }
-        if self.reclaim.rules.iter().any(|rule| rule.command.is_none() && rule.cgroup.is_none() && rule.workload.is_none()) {
-            return Err(ConfigError::Setting { key: "reclaim.rules", reason: "a rule must name a command, a cgroup or a workload".into() });
+        range("attach.processes_max", self.attach.processes_max as u64, 1, 1000, "from 1 to 1000")?;
+        range("attach.after_s", self.attach.after_s, 0, 86400, "from 0 to 86400")?;
+        range("attach.again_s", self.attach.again_s, 10, 86400, "from 10 to 86400")?;
+        range("attach.sample_bytes", self.attach.sample_bytes, SAMPLE_BYTES_MIN, SAMPLE_BYTES_MAX, "from a byte to a TiB")?;
+        let names_nothing = |rule: &ProcessRule| rule.command.is_none() && rule.cgroup.is_none() && rule.workload.is_none();
+        for (key, rules) in [("reclaim.rules", &self.reclaim.rules), ("attach.rules", &self.attach.rules)] {
+            if !rules.iter().any(names_nothing) {
+                continue;
+            }
+            return Err(ConfigError::Setting { key, reason: "a rule must name a command, a cgroup or a workload".into() });
         }
         let overrides = self.governed.overrides.iter().map(|rule| ("governed.overrides.budget_percent", rule.budget_percent));
         let shares = [
@@ -333,6 +345,9 @@ mod tests {
             ("[reclaim]\nmax_stall_ms = 0", "reclaim.max_stall_ms"),
             ("[reclaim]\nlimit_min_percent = 101.0", "reclaim.limit_min_percent"),
             ("[[reclaim.rules]]", "reclaim.rules"),
+            ("[attach]\nprocesses_max = 0", "attach.processes_max"),
+            ("[attach]\nsample_bytes = 0", "attach.sample_bytes"),
+            ("[[attach.rules]]", "attach.rules"),
             ("[metrics]\nprocesses_max = 100000", "metrics.processes_max"),
         ] {
             let error = parse(text).unwrap_err().to_string();

@@ -182,7 +182,8 @@ impl Listener {
         let began = thread_cpu();
         let snapshot = self.sources.published.load();
         let found = ProcessSizes::of(&snapshot);
-        self.looked.retain(|identity, _| found.0.contains_key(identity));
+        let new_emitters = self.sources.board.take_new_emitters();
+        self.looked.retain(|identity, _| found.0.contains_key(identity) && !new_emitters.contains(&identity.process));
         for gone in self.listened.extract_if(.., |one| !found.0.contains_key(&one.identity)).collect::<Vec<_>>() {
             self.stop_watching(gone.identity.process);
         }

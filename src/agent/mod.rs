@@ -13,11 +13,12 @@
 //!
 //! Files: [`config`] settings, [`rules`] which processes are watched, [`discovery`] finding them, [`containers`] their containers, [`cri`] names
 //! of containers, [`budget`] CPU time, [`schedule`] what comes next and what is shed, [`collect`] the loop, [`flight`] flight records,
-//! [`governed`] attribution in windows, [`listening`] samples from emitters, [`leaks`] blocks to which nothing points, [`reclaim`] giving memory back, [`outcomes`] whether advised
+//! [`governed`] attribution in windows, [`listening`] samples from emitters, [`leaks`] blocks to which nothing points, [`attach`] the sampler brought to processes, [`reclaim`] giving memory back, [`outcomes`] whether advised
 //! settings saved what was predicted, [`need`] which processes
 //! need attribution most, [`push`] profiles to a server, [`notify`] the service manager, [`socket`] the unix socket, [`privileges`] dropping
 //! privileges.
 
+pub mod attach;
 pub mod budget;
 pub mod collect;
 pub mod config;

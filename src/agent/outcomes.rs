@@ -20,8 +20,6 @@ const ENVIRONMENT_BYTES_MAX: u64 = 1 << 20;
 const WORKLOADS_MAX: usize = 1000;
 /// A process is compared at this age at the latest, however old the earlier one was.
 const AGE_S_MAX: f64 = 86_400.0;
-/// Clock ticks per second in `/proc` (USER_HZ, include/asm-generic/param.h).
-const TICKS_PER_S: f64 = 100.0;
 
 /// Allocators' settings: variable, or variable and key, and value.
 pub type Settings = BTreeMap<String, String>;
@@ -136,10 +134,8 @@ pub fn workload(one: &ProcessSample) -> String {
 /// Resident bytes of a process's heaps at its last full census, and its age then, in seconds.
 fn at_census(one: &ProcessSample) -> Option<(u64, f64)> {
     let full = one.full.as_ref()?;
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let since_boot_s = now.tv_sec as f64 + now.tv_nsec as f64 / 1e9 - full.at.elapsed().as_secs_f64();
-    let started_s = one.identity.process.start_ticks as f64 / TICKS_PER_S;
-    Some((full.census.ladder().resident_bytes, (since_boot_s - started_s).max(0.0)))
+    let age = one.identity.process.age().saturating_sub(full.at.elapsed());
+    Some((full.census.ladder().resident_bytes, age.as_secs_f64()))
 }
 
 /// The settings that a remedy advises, from its words: `GLIBC_TUNABLES=glibc.malloc.arena_max=2` and the like.

@@ -3,7 +3,7 @@
 //!
 //! Called on the main thread before others exist: capabilities are per thread, and new threads inherit them. CAP_SYS_ADMIN and
 //! CAP_SYS_RESOURCE are for kernels without uprobe_multi: they are kept only if a trial shows that uprobe_multi does not work without them.
-//! CAP_SYS_ADMIN is also what the kernel asks for before it shows a process's seccomp filters: it is kept if memory is given back by policy.
+//! CAP_SYS_ADMIN is also what the kernel asks for before it shows a process's seccomp filters: it is kept if calls are made in processes by policy.
 
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,

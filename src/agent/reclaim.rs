@@ -22,6 +22,7 @@ use super::worker::{Worker, lock};
 use crate::allocator::Allocator;
 use crate::census::{LayoutCache, LiveMemory, Pace};
 use crate::inject::Ending;
+use crate::inject::audit::{By, TARGET};
 use crate::model::counters::ReclaimSample;
 use crate::model::sample::ProcessSample;
 use crate::model::snapshot::Published;
@@ -31,7 +32,7 @@ use crate::sanitize::terminal;
 use crate::store::Keeper;
 use crate::store::keeper::Record;
 use crate::store::view::{OutcomeView, TrimView};
-use crate::trim::audit::{self, By};
+use crate::trim::audit;
 use crate::trim::{self, Rate, Request, TrimRefusal, TrimReport};
 use crate::units::{HumanBytes, ShortDuration};
 
@@ -120,7 +121,7 @@ impl Trimmer {
             report.add_refusal(refusal);
         }
         if !self.config.dry_run && report.call.is_some() {
-            tracing::info!(target: audit::TARGET, "{}", audit::after(By::Policy, &report));
+            tracing::info!(target: TARGET, "{}", audit::after(By::Policy("reclaim"), &report));
         }
         if let Err(refusal) = &done {
             *lock(&self.sample).refused.entry(refusal.name()).or_default() += 1;
@@ -153,7 +154,7 @@ impl Trimmer {
         let plan = trim::plan(memory, &request, &rate, &mut self.layouts)?;
         report.add_plan(&plan);
         if !self.config.dry_run {
-            tracing::info!(target: audit::TARGET, "{}", audit::before(By::Policy, report));
+            tracing::info!(target: TARGET, "{}", audit::before(By::Policy("reclaim"), report));
             report.add_outcome(&trim::carry_out(memory, &plan, &request, &mut self.layouts)?);
         }
         Ok(())

@@ -2,7 +2,19 @@
 
 use std::collections::HashMap;
 
-use super::config::DiscoveryConfig;
+use super::config::{DiscoveryConfig, ProcessRule};
+
+impl ProcessRule {
+    /// Whether it covers a process: everything that the rule names must fit, and it must name something.
+    #[must_use]
+    pub fn covers(&self, comm: &str, cgroups: &[&str], workload: Option<&str>) -> bool {
+        let is_named = self.command.is_some() || self.cgroup.is_some() || self.workload.is_some();
+        let fits =
+            |pattern: &Option<String>, texts: &[&str]| pattern.as_ref().is_none_or(|pattern| texts.iter().any(|text| glob(pattern, text)));
+        let workload: Vec<&str> = workload.into_iter().collect();
+        is_named && fits(&self.command, &[comm]) && fits(&self.cgroup, cgroups) && fits(&self.workload, &workload)
+    }
+}
 
 /// The rules of a configuration, users resolved to numbers.
 #[derive(Debug, Clone, Default)]

@@ -26,11 +26,13 @@ use self::state::Mapped;
 pub use self::state::State;
 use crate::allocator::Allocator;
 use crate::allocator::detect::{AllocatorModule, Detection, Detector};
+use crate::inject::audit::By;
 use crate::inject::{self, Argument, Call, Ending, Forbidden, Limits, Made, Refusal, function_vaddr, locks};
 use crate::process::maps::{Mapping, Maps};
 use crate::process::{MappedFile, Process};
 use crate::sampler::fit::SANITIZER_LIBRARIES;
 use crate::sampler::library::{self, Flavour};
+use crate::sanitize::terminal;
 
 /// `RTLD_NOW | RTLD_NODELETE`: the library is never unmapped, because a thread may be in it.
 const DLOPEN_MODE: u64 = (libc::RTLD_NOW | libc::RTLD_NODELETE) as u64;
@@ -114,6 +116,12 @@ impl AttachReport {
     #[must_use]
     pub fn of(process: &Process) -> Self {
         Self { pid: process.pid().0, comm: process.comm().to_owned(), ..Self::default() }
+    }
+
+    /// The line that accounts for what is done in the process, and by whom.
+    #[must_use]
+    pub fn audit_line(&self, by: By, command: &str, result: &str) -> String {
+        format!("audit: {by}: {command} in process {} ({}): {result}", self.pid, terminal(&self.comm))
     }
 
     fn add(&mut self, function: &'static str, made: &Made) {

@@ -104,6 +104,19 @@ pub enum AttachRefusal {
 }
 
 impl AttachRefusal {
+    /// Whether another attempt may be made: the reason lies in what the process does at the moment.
+    #[must_use]
+    pub fn is_of_the_moment(&self) -> bool {
+        use Refusal::{CallInProgress, Frozen, NoThread, Stopped, Traced, Vfork};
+        match self {
+            Self::Call(refusal) => {
+                matches!(refusal, CallInProgress { .. } | Frozen | NoThread { .. } | Stopped | Traced { .. } | Vfork { .. })
+            }
+            Self::NotEnded { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Its name in JSON and events.
     #[must_use]
     pub fn name(&self) -> &'static str {

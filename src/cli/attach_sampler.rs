@@ -128,8 +128,7 @@ fn carry_out(process: &Process, args: &AttachSamplerArgs, asks: bool, report: &m
 
 /// What is written to the system's log.
 fn line(args: &AttachSamplerArgs, report: &AttachReport, result: &str) -> String {
-    let what = if args.detach { "detach-sampler" } else { "attach-sampler" };
-    format!("audit: {}: {what} in process {} ({}): {result}", audit::user(), report.pid, terminal(&report.comm))
+    report.audit_line(audit::user(), if args.detach { "detach-sampler" } else { "attach-sampler" }, result)
 }
 
 /// Prints to standard output. That it is closed does not matter: what is done to the process goes on.

@@ -4,8 +4,8 @@
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
+use crate::inject::audit::By;
 use crate::process::handle::read_bounded;
-use crate::trim::audit::By;
 
 /// Where syslogd and journald listen.
 const SOCKET: &str = "/dev/log";

@@ -156,7 +156,7 @@ fn logging() {
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let filter = tracing_subscriber::EnvFilter::try_from_env("FRAGPROF_LOG").unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     // Lines that account for an action are no warnings, but are never left out.
-    let filter = match crate::trim::audit::TARGET_SHOWN.parse() {
+    let filter = match crate::inject::audit::TARGET_SHOWN.parse() {
         Ok(always) => filter.add_directive(always),
         Err(_) => filter,
     };

@@ -12,6 +12,7 @@
 //!
 //! The mechanism does not know what it calls: [`Call`] says that.
 
+pub mod audit;
 mod code;
 pub mod frame;
 pub mod locks;

@@ -120,6 +120,7 @@ pub fn families(snapshot: &Snapshot, now: Instant) -> (Vec<Family>, usize) {
     families.push(verdicts(&ranked));
     families.extend(changes(&ranked));
     families.extend(rates(&ranked));
+    families.push(attributed(&ranked));
     families.extend(censuses(&ranked, now));
     families.extend(containers(&ranked));
     (families, ranked.other.len())
@@ -238,6 +239,20 @@ fn changes(ranked: &Ranked<'_>) -> [Family; 3] {
         }
     }
     [live, resident, reached]
+}
+
+fn attributed(ranked: &Ranked<'_>) -> Family {
+    let mut family = Family::gauge(
+        "fragprof_attributed_ratio",
+        "Share of the live heap, as of the last full census, that has a call stack, by the tier that knows it (mode); at most 1. An estimate unless the mode is exact; the rest was allocated before the tier began, or is unattributed. No series if no tier knows live bytes by stack.",
+    );
+    for (process, labels, _) in &ranked.own {
+        let live_bytes = process.heaps.iter().filter_map(|heap| heap.ladder.live_bytes).fold(0, u64::saturating_add);
+        if let Some((known_bytes, mode)) = process.attributed.live_bytes().filter(|_| live_bytes > 0) {
+            family.add(&labels.with(&[("mode", mode.name())]), (known_bytes as f64 / live_bytes as f64).min(1.0));
+        }
+    }
+    family
 }
 
 fn rates(ranked: &Ranked<'_>) -> [Family; 8] {

@@ -3,6 +3,7 @@
 //! [`heaps`] has the ladder of each process, [`own`] the agent itself. Every family's HELP says what it is and what its error is; series end
 //! with their process, because each exposition is made from the newest snapshot only.
 
+pub mod attach;
 pub mod family;
 pub mod governed;
 pub mod heaps;

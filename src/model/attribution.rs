@@ -66,6 +66,15 @@ pub struct Attributed {
 pub struct OfProcess(Vec<Arc<Attributed>>);
 
 impl OfProcess {
+    /// Live bytes that have a stack, and the tier that knows them: the most exact one.
+    #[must_use]
+    pub fn live_bytes(&self) -> Option<(u64, Mode)> {
+        let one = self.with(ValueKind::InuseSpace)?;
+        let profile = &one.profile;
+        let known = profile.stacks().iter().filter(|stack| !profile.is_rest(stack));
+        Some((known.map(|stack| stack.values.get(ValueKind::InuseSpace)).fold(0, u64::saturating_add), profile.meta.mode))
+    }
+
     /// All of them, the most exact tier first.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Attributed>> {
         self.0.iter()
@@ -121,6 +130,8 @@ impl OfProcess {
 pub struct Attributions {
     board: Mutex<BTreeMap<ProcessId, Entry>>,
     emitting: Mutex<BTreeSet<Identity>>,
+    /// Processes that have got an emitter since they were examined.
+    new_emitters: Mutex<BTreeSet<ProcessId>>,
 }
 
 /// One process on the board.
@@ -139,6 +150,17 @@ impl Attributions {
     /// Sets the processes that are listened to.
     pub fn set_emitting(&self, emitting: BTreeSet<Identity>) {
         *self.emitting.lock().unwrap_or_else(PoisonError::into_inner) = emitting;
+    }
+
+    /// Notes that a process has got an emitter, which is to be listened to soon.
+    pub fn add_emitter(&self, process: ProcessId) {
+        self.new_emitters.lock().unwrap_or_else(PoisonError::into_inner).insert(process);
+    }
+
+    /// The processes noted since the last call.
+    #[must_use]
+    pub fn take_new_emitters(&self) -> BTreeSet<ProcessId> {
+        std::mem::take(&mut *self.new_emitters.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The processes that are listened to: they are watched whatever their size.

@@ -128,6 +128,27 @@ pub struct ReclaimSample {
     pub in_vain: u64,
 }
 
+/// State of the thread that brings the sampler to processes, for metrics.
+#[derive(Debug, Clone, Default)]
+pub struct AttachSample {
+    /// Whether it is configured.
+    pub enabled: bool,
+    /// Processes to which it is attached now.
+    pub attached: usize,
+    /// Processes that a rule covers, beyond the limit.
+    pub over_limit: usize,
+    /// Calls made in processes.
+    pub calls: u64,
+    /// Processes in which it was refused, by the refusal's name; each attempt counts.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Processes that are left alone for that reason.
+    pub aside: usize,
+    /// How long their threads stood.
+    pub stopped_s: f64,
+    /// Calls whose thread's system call returned EINTR.
+    pub interrupted: u64,
+}
+
 /// Counters of pushes.
 #[derive(Debug, Default)]
 pub struct PushCounters {

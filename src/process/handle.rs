@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -20,6 +21,8 @@ use crate::units::Pid;
 const MAPS_BYTES_MAX: u64 = 256 << 20;
 /// Maximum number of bytes read of `stat`, `status` and similar files, which have at most a few KiB.
 const SMALL_FILE_BYTES_MAX: u64 = 64 << 10;
+/// Milliseconds of a clock tick in `/proc` (USER_HZ is 100 on every machine, include/asm-generic/param.h).
+const MS_A_TICK: u64 = 10;
 /// PF_KTHREAD of the kernel's `task->flags` (include/linux/sched.h), shown in field 9 of `/proc/PID/stat`.
 const PF_KTHREAD: u64 = 0x0020_0000;
 /// PF_FORKNOEXEC: forked and has not executed a program since.
@@ -105,6 +108,16 @@ pub struct ProcessId {
     pub pid: Pid,
     /// Start time in clock ticks since boot (field 22 of `/proc/PID/stat`).
     pub start_ticks: u64,
+}
+
+impl ProcessId {
+    /// How long it has run.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let since_boot = Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
+        since_boot.saturating_sub(Duration::from_millis(self.start_ticks.saturating_mul(MS_A_TICK)))
+    }
 }
 
 /// Contents of `/proc/PID/stat`.

@@ -30,8 +30,6 @@ pub enum Flavour {
 }
 
 impl Flavour {
-    /// Those that are preloaded.
-    pub const PRELOADED: [Self; 2] = [Self::Standard, Self::Jemalloc];
     /// Every flavour of the sampler.
     pub const ALL: [Self; 3] = [Self::Standard, Self::Jemalloc, Self::Attached];
 

@@ -40,6 +40,7 @@ use self::api::map::Maps;
 use self::api::stacks::RecordedBlocks;
 use self::listener::{Bound, Limited, Peer};
 use self::throttle::Throttle;
+use crate::agent::attach::SharedAttach;
 use crate::agent::collect::{Command, Heartbeat};
 use crate::agent::governed::SharedSample;
 use crate::agent::leaks::SharedLeaks;
@@ -65,6 +66,7 @@ pub struct ServerState {
     listening: SharedListening,
     leaks: SharedLeaks,
     reclaim: SharedReclaim,
+    attach: SharedAttach,
     attributions: Arc<Attributions>,
     session: Arc<LazySession>,
     commands: mpsc::Sender<Command>,
@@ -120,6 +122,7 @@ impl ServerState {
             listening: SharedListening::default(),
             leaks: SharedLeaks::default(),
             reclaim: SharedReclaim::default(),
+            attach: SharedAttach::default(),
             attributions,
             session,
             commands,
@@ -196,6 +199,12 @@ impl ServerState {
     #[must_use]
     pub fn reclaim(&self) -> SharedReclaim {
         Arc::clone(&self.reclaim)
+    }
+
+    /// The sample that the thread writes that brings the sampler to processes.
+    #[must_use]
+    pub fn attach(&self) -> SharedAttach {
+        Arc::clone(&self.attach)
     }
 
     /// Replaces the token.
@@ -311,6 +320,7 @@ async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
     tiers.extend(metrics::listening::families(&lock(&state.listening), &known));
     tiers.extend(metrics::leaks::families(&lock(&state.leaks), &known, Instant::now()));
     tiers.extend(metrics::reclaim::families(&lock(&state.reclaim)));
+    tiers.extend(metrics::attach::families(&lock(&state.attach)));
     let own = metrics::AgentCounters { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
     let text = metrics::exposition(&snapshot, &own, Instant::now()).and_then(|text| Ok(text + &metrics::text(tiers)?));
     match text {

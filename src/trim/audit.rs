@@ -1,39 +1,9 @@
 //! The lines that account for each call: who has it made, in which process, and what came of it.
 
-use std::fmt;
-
 use super::TrimReport;
+use crate::inject::audit::By;
 use crate::sanitize::terminal;
 use crate::units::{HumanBytes, ShortDuration};
-
-/// The target of these lines in the agent's log.
-pub const TARGET: &str = "audit";
-/// The directive that shows them whatever else is shown.
-pub const TARGET_SHOWN: &str = "audit=info";
-
-/// Who has a call made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
-    /// A user, by a command.
-    User {
-        /// Effective user id.
-        uid: u32,
-        /// The user who logged in (`/proc/self/loginuid`); `None` if there was no login.
-        login: Option<u32>,
-    },
-    /// The agent's policy.
-    Policy,
-}
-
-impl fmt::Display for By {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Policy => f.write_str("policy [reclaim]"),
-            Self::User { uid, login: Some(login) } if login != uid => write!(f, "uid {uid}, logged in as {login}"),
-            Self::User { uid, .. } => write!(f, "uid {uid}"),
-        }
-    }
-}
 
 /// The line before a call: it stays if nothing else does.
 #[must_use]
@@ -77,7 +47,9 @@ mod tests {
         assert!(line.starts_with("audit: uid 0, logged in as 1000: malloc_trim(0) in process 42 ("), "{line}");
         assert!(!line.contains('\n') && line.contains("10.0 MiB") && line.contains("thread 43"), "{line}");
         (report.ending, report.given_back_bytes) = (Some(Ending::Returned), Some(9 << 20));
-        assert!(after(By::Policy, &report).contains("policy [reclaim]") && after(By::Policy, &report).contains("gave back 9.00 MiB"));
-        assert_eq!(By::User { uid: 5, login: Some(5) }.to_string(), "uid 5");
+        assert!(
+            after(By::Policy("reclaim"), &report).contains("policy [reclaim]")
+                && after(By::Policy("reclaim"), &report).contains("gave back 9.00 MiB")
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! The agent as an operator and a scraper see it: a running daemon, real processes, HTTP.
 
+mod attach;
 mod cost;
 pub mod daemon;
 mod governed;

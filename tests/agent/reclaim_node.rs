@@ -66,7 +66,9 @@ fn ten_services_give_memory_back_and_none_of_them_is_slower_than_the_limit() {
         for service in &mut services {
             service.resident.push(resident_bytes(service.process.pid()));
         }
-        let events: Value = serde_json::from_str(&daemon.get("/api/v1/events?limit=500&from=-60").body).unwrap_or_default();
+        // A request that failed is no loss: each asks for the last minute.
+        let answer = daemon.try_ask("GET /api/v1/events?limit=500&from=-60 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let events: Value = answer.ok().and_then(|answer| serde_json::from_str(&answer.body).ok()).unwrap_or_default();
         let second = services.first().map_or(0, |service| service.resident.len() as u64);
         for event in events["events"].as_array().into_iter().flatten().filter(|event| event["kind"] == "trim") {
             calls.entry(event["id"].as_u64().unwrap()).or_insert_with(|| (second, event.clone()));

@@ -148,8 +148,10 @@ fn windows_name_java_frames() {
     let directory = TempDir::new().unwrap();
     let out = directory.path().join("out.pb.gz");
     let pid = load.process.pid().to_string();
-    let done =
-        Process::start(fragprof().args(["record", "--mode", "governed", "--duration", "20s", "-p", &pid, "-o"]).arg(&out)).wait(2 * LIMIT);
+    let done = Process::start(
+        fragprof().args(["record", "--mode", "governed", "--budget", "5%", "--duration", "20s", "-p", &pid, "-o"]).arg(&out),
+    )
+    .wait(2 * LIMIT);
     assert!(done.success());
     assert_named(&report(&out, &[]));
     load.stop();

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::sampler::SAMPLE_BYTES_DEFAULT;
+
 /// Which processes are watched.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -284,13 +286,13 @@ pub struct ReclaimConfig {
     /// Pause after each MiB read for a prediction, in microseconds.
     pub pause_per_mib_us: u64,
     /// Processes that may be trimmed; without a rule none is.
-    pub rules: Vec<ReclaimRule>,
+    pub rules: Vec<ProcessRule>,
 }
 
-/// Processes that may be trimmed: all that is given must fit. `*` and `?` stand for any text and any character.
+/// Processes in which something may be done: all that is given must fit. `*` and `?` stand for any text and any character.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct ReclaimRule {
+pub struct ProcessRule {
     /// Command name.
     pub command: Option<String>,
     /// Cgroup, as a path from the root of the cgroup file system.
@@ -313,6 +315,40 @@ impl Default for ReclaimConfig {
             calls_per_hour_max: 12,
             max_stall_ms: 100,
             pause_per_mib_us: 0,
+            rules: Vec::new(),
+        }
+    }
+}
+
+/// To which running processes the sampler is brought.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AttachConfig {
+    /// Whether it is done.
+    pub enabled: bool,
+    /// Processes to which it is attached at a time.
+    pub processes_max: usize,
+    /// Seconds that a process must have run: what it does at its start is not disturbed.
+    pub after_s: u64,
+    /// Seconds after which a process that loads libraries gets another pass.
+    pub again_s: u64,
+    /// Mean distance of samples, bytes.
+    pub sample_bytes: u64,
+    /// The library, by its path in the processes' own root directories; without it, one that the agent writes.
+    pub library: Option<PathBuf>,
+    /// Processes to which it may be attached; without a rule it is to none.
+    pub rules: Vec<ProcessRule>,
+}
+
+impl Default for AttachConfig {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            processes_max: 16,
+            after_s: 30,
+            again_s: 600,
+            sample_bytes: SAMPLE_BYTES_DEFAULT,
+            library: None,
             rules: Vec::new(),
         }
     }

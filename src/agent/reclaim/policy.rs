@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::agent::config::{ReclaimConfig, ReclaimRule};
-use crate::agent::rules::glob;
+use crate::agent::config::ReclaimConfig;
 use crate::process::ProcessId;
 
 /// A call that gave back less than this share of what was predicted, or took this many times longer, was a disappointment.
@@ -44,19 +43,10 @@ pub struct Candidate<'a> {
     pub pressure_percent: f64,
 }
 
-/// Whether a rule covers a process: everything that the rule names must fit, and it must name something.
-fn covers(rule: &ReclaimRule, one: &Candidate<'_>) -> bool {
-    let is_named = rule.command.is_some() || rule.cgroup.is_some() || rule.workload.is_some();
-    let fits =
-        |pattern: &Option<String>, texts: &[&str]| pattern.as_ref().is_none_or(|pattern| texts.iter().any(|text| glob(pattern, text)));
-    let workload: Vec<&str> = one.workload.into_iter().collect();
-    is_named && fits(&rule.command, &[one.comm]) && fits(&rule.cgroup, &one.cgroups) && fits(&rule.workload, &workload)
-}
-
 /// Whether a rule covers it and the thresholds are passed, with a gain of so many bytes.
 #[must_use]
 fn is_wanted(config: &ReclaimConfig, one: &Candidate<'_>, gain_bytes: u64) -> bool {
-    config.rules.iter().any(|rule| covers(rule, one))
+    config.rules.iter().any(|rule| rule.covers(one.comm, &one.cgroups, one.workload))
         && gain_bytes >= config.trimmable_min_mib << 20
         && gain_bytes as f64 * 100.0 >= one.resident_bytes as f64 * config.trimmable_min_percent
         && one.pressure_percent >= config.pressure_min_percent
@@ -222,10 +212,11 @@ pub fn disappointment(predicted_bytes: u64, given_back_bytes: Option<u64>, predi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::config::ProcessRule;
     use crate::units::Pid;
 
     fn config() -> ReclaimConfig {
-        let rule = ReclaimRule { command: Some("shop*".into()), ..ReclaimRule::default() };
+        let rule = ProcessRule { command: Some("shop*".into()), ..ProcessRule::default() };
         ReclaimConfig { enabled: true, rules: vec![rule], quiet_s: 10, interval_s: 100, ..ReclaimConfig::default() }
     }
 
@@ -250,10 +241,10 @@ mod tests {
         assert!(wanted(&near, &Candidate { limit_ratio: Some(0.9), ..candidate(100) }));
         let pressed = ReclaimConfig { pressure_min_percent: 5.0, ..config.clone() };
         assert!(!wanted(&pressed, &candidate(100)) && wanted(&pressed, &Candidate { pressure_percent: 6.0, ..candidate(100) }));
-        for rules in [vec![], vec![ReclaimRule::default()]] {
+        for rules in [vec![], vec![ProcessRule::default()]] {
             assert!(!wanted(&ReclaimConfig { rules, ..config.clone() }, &candidate(100)), "a rule that names nothing covers nothing");
         }
-        let rule = ReclaimRule { command: Some("shop*".into()), cgroup: Some("/pods/*".into()), workload: Some("web".into()) };
+        let rule = ProcessRule { command: Some("shop*".into()), cgroup: Some("/pods/*".into()), workload: Some("web".into()) };
         let narrow = ReclaimConfig { rules: vec![rule], ..config };
         assert!(!wanted(&narrow, &candidate(100)));
         assert!(wanted(&narrow, &Candidate { cgroups: vec!["/pods/a"], workload: Some("web"), ..candidate(100) }));
