@@ -40,6 +40,8 @@ const RESTARTNOINTR: i64 = -513;
 const RESTARTNOHAND: i64 = -514;
 const RESTART_BLOCK: i64 = -516;
 const INTERRUPTED: i64 = -(libc::EINTR as i64);
+/// Attempts to trace a thread that the kernel does not permit, although nobody traces it.
+const SEIZED_MAX: u32 = 3;
 /// Length of `syscall`.
 const SYSCALL_BYTES: u64 = 2;
 /// Interval between two checks for a stop; the first ones are closer.
@@ -124,15 +126,22 @@ pub(super) fn attempt(
 }
 
 fn seize(process: &Process, tid: i32) -> Result<(), Failed> {
-    let Err(error) = ptrace(libc::PTRACE_SEIZE, tid, 0, 0) else { return Ok(()) };
-    match error.raw_os_error() {
-        Some(libc::ESRCH) => Err(Unfit::MovedOn.into()),
-        Some(libc::EPERM) => Err(match ThreadStatus::read(&process.directory().join(format!("task/{tid}"))) {
-            Some(status) if status.tracer != 0 => Refusal::Traced { tracer: status.tracer }.into(),
-            _ => not_permitted().into(),
-        }),
-        _ => Err(kernel("PTRACE_SEIZE", &error).into()),
+    for _ in 0..SEIZED_MAX {
+        let Err(error) = ptrace(libc::PTRACE_SEIZE, tid, 0, 0) else { return Ok(()) };
+        match error.raw_os_error() {
+            Some(libc::ESRCH) => return Err(Unfit::MovedOn.into()),
+            Some(libc::EPERM) => {}
+            _ => return Err(kernel("PTRACE_SEIZE", &error).into()),
+        }
+        match ThreadStatus::read(&process.directory().join(format!("task/{tid}"))) {
+            Some(status) if status.tracer != 0 => return Err(Refusal::Traced { tracer: status.tracer }.into()),
+            Some(_) => {}
+            None => return Err(Unfit::MovedOn.into()),
+        }
+        // The kernel gives the same answer for a thread that is traced: its tracer may have let it go meanwhile.
+        std::thread::sleep(POLL);
     }
+    Err(not_permitted().into())
 }
 
 pub(super) fn not_permitted() -> Refusal {

@@ -5,6 +5,7 @@
 //! cargo test --release --test integration sampler::figures -- --ignored --nocapture --test-threads 1
 //! ```
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -12,7 +13,9 @@ use fragprof::sampler::library::Flavour;
 
 use super::consumer::Consumer;
 use super::programs::{Allocator, Libraries, compile};
-use crate::support::process::run;
+use crate::support::LIMIT;
+use crate::support::process::{Process, run};
+use crate::trim::made;
 
 /// Rounds of all variants in turn, so that other load on the machine affects all of them.
 const ROUNDS: usize = 7;
@@ -46,6 +49,18 @@ fn sampled(program: &Path, library: &Path, allocator: Allocator, what: &str) -> 
     command
 }
 
+/// The same with the library attached before it begins.
+fn attached_pair_ns(program: &Path, library: &Path, allocator: Allocator, what: &str) -> f64 {
+    let mut process = Process::start_piped(plain(program, allocator, what).arg("waits"));
+    assert!(process.out.wait_for(LIMIT, |line| line == "ready").is_some(), "{}", process.err);
+    let (pid, library) = (process.pid().to_string(), library.to_str().unwrap().to_owned());
+    let report = made(&["attach-sampler".to_owned(), pid, "--library".to_owned(), library]);
+    assert!(report["refused"].is_null(), "{report}");
+    process.input().write_all(b"g").unwrap();
+    assert!(process.wait(LIMIT).success(), "{}", process.err);
+    process.out.all().lines().last().unwrap().parse().unwrap()
+}
+
 #[test]
 #[ignore = "a measurement, for a quiet machine"]
 fn a_pair_of_malloc_and_free() {
@@ -55,23 +70,27 @@ fn a_pair_of_malloc_and_free() {
     let program = compile(libraries.folder(), "pairs.cpp", "g++", &[]);
     let mut consumer = Consumer::new();
     consumer.attach(-1, &heard);
-    println!("{:<10} {:<8} {:>8} {:>18} {:>18}", "allocator", "pair", "bare", "no listener", "listener, 512 KiB");
+    let (attached, heard_attached) = (libraries.path(Flavour::Attached), listened.path(Flavour::Attached));
+    consumer.attach(-1, &heard_attached);
+    println!(
+        "{:<10} {:<8} {:>8} {:>18} {:>18} {:>18} {:>18}",
+        "allocator", "pair", "bare", "no listener", "listener, 512 KiB", "attached", "attached, listener"
+    );
     for allocator in [Allocator::Glibc, Allocator::Jemalloc, Allocator::Tcmalloc, Allocator::Mimalloc] {
         for what in ["malloc", "new", "several"] {
-            let (mut bare, mut quiet, mut loud) = (Vec::new(), Vec::new(), Vec::new());
+            let [mut bare, mut quiet, mut loud, mut quiet_attached, mut loud_attached] = [const { Vec::new() }; 5];
             for _ in 0..ROUNDS {
                 bare.push(pair_ns(&mut plain(&program, allocator, what)));
                 quiet.push(pair_ns(&mut sampled(&program, &library, allocator, what)));
                 loud.push(pair_ns(&mut sampled(&program, &heard, allocator, what)));
+                quiet_attached.push(attached_pair_ns(&program, &attached, allocator, what));
+                loud_attached.push(attached_pair_ns(&program, &heard_attached, allocator, what));
                 consumer.records();
             }
-            let (bare, quiet, loud) = (least(&bare), least(&quiet), least(&loud));
-            println!(
-                "{:<10} {what:<8} {bare:>5.2} ns {quiet:>5.2} ns {:>+6.2} ns {loud:>5.2} ns {:>+6.2} ns",
-                format!("{allocator:?}").to_lowercase(),
-                quiet - bare,
-                loud - bare,
-            );
+            let bare = least(&bare);
+            let with = [quiet, loud, quiet_attached, loud_attached].map(|values| least(&values));
+            let columns = with.map(|ns| format!("{ns:>5.2} ns {:>+6.2} ns", ns - bare));
+            println!("{:<10} {what:<8} {bare:>5.2} ns {}", format!("{allocator:?}").to_lowercase(), columns.join(" "));
         }
     }
     heaptrack(&program);

@@ -1,5 +1,5 @@
 // Nanoseconds of an allocation and its free, 64 to 127 bytes, in a tight loop. Arguments: malloc, new or several (64 live blocks, sizes to
-// 4 KiB, freed in a different order than allocated); pairs.
+// 4 KiB, freed in a different order than allocated); pairs; and "waits" if it is to begin when its input says so.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -46,13 +46,18 @@ static void chunk(char kind)
 	}
 }
 
-int main(int, char **argv)
+int main(int argc, char **argv)
 {
 	static double ns[4096];
 	long chunks = atol(argv[2]) / CHUNK;
 
 	if (chunks < 1 || chunks > 4096)
 		return 1;
+	if (argc > 3) {
+		puts("ready");
+		fflush(stdout);
+		getchar();
+	}
 	for (long i = 0; i < chunks; i++) {
 		double start = now();
 		chunk(argv[1][0]);
