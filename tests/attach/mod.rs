@@ -11,6 +11,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::support::process::wait_until;
 use crate::trim::made;
 
 /// The arguments that attach it with a library of this test's own, to every byte.
@@ -26,10 +27,14 @@ fn detaching(pid: u32) -> Vec<String> {
     ["attach-sampler", "--detach", &pid.to_string()].map(str::to_owned).to_vec()
 }
 
-/// Runs one of these; nothing is refused.
+/// Runs one of these; nothing is refused, except for as long as the program has not begun to wait.
 #[track_caller]
 fn done(arguments: &[String]) -> Value {
-    let report = made(arguments);
+    let mut report = Value::Null;
+    wait_until("a thread of the program waits", || {
+        report = made(arguments);
+        report["refused"] != "no_parked_thread"
+    });
     assert!(report["refused"].is_null() && !report["calls"].as_array().unwrap().is_empty(), "{report}");
     report
 }

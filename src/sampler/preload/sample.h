@@ -101,8 +101,10 @@ void sample_put_back(void *pointer, struct sampled sampled);
 /* Counts an allocation that succeeded. */
 static inline void sample_count_of(const void *caller, void *pointer, size_t size_bytes)
 {
-	sampler_thread.left_bytes = (int64_t)((uint64_t)sampler_thread.left_bytes - size_bytes);
-	if (unlikely(sampler_thread.left_bytes < 0))
+	struct thread *thread = &sampler_thread;
+
+	thread->left_bytes = (int64_t)((uint64_t)thread->left_bytes - size_bytes);
+	if (unlikely(thread->left_bytes < 0))
 		sample(pointer, size_bytes, caller);
 }
 #define sample_count(pointer, size_bytes) sample_count_of(CALLER_ADDRESS(), (pointer), (size_bytes))

@@ -22,11 +22,12 @@ RARE static void *malloc_at_point(size_t size, const void *caller)
 EXPORT void *malloc(size_t size)
 {
 	if (listening_alloc()) {
-		int64_t left = (int64_t)((uint64_t)sampler_thread.left_bytes - size);
+		struct thread *thread = thread_at_home();
+		int64_t left = thread != NULL ? (int64_t)((uint64_t)thread->left_bytes - size) : -1;
 
 		if (unlikely(left < 0))
 			return malloc_at_point(size, CALLER_ADDRESS());
-		sampler_thread.left_bytes = left;
+		thread->left_bytes = left;
 	}
 	return next.malloc(size);
 }

@@ -45,18 +45,31 @@ static inline uint32_t thread_home(uintptr_t pointer)
 /* The slot of a thread that is not at its first place. */
 struct thread *thread_elsewhere(uintptr_t pointer);
 
-static inline struct thread *thread_state(void)
+/* The thread's state, if it is at its first place, or NULL: for the hot path, which makes no call. */
+static inline struct thread *thread_at_home(void)
 {
 	uintptr_t pointer = thread_pointer();
 	struct thread_slot *slot = &thread_slots[thread_home(pointer)];
 
-	return likely(slot->owner == pointer) ? &slot->thread : thread_elsewhere(pointer);
+	return likely(slot->owner == pointer) ? &slot->thread : NULL;
+}
+
+static inline struct thread *thread_state(void)
+{
+	struct thread *thread = thread_at_home();
+
+	return likely(thread != NULL) ? thread : thread_elsewhere(thread_pointer());
 }
 #define sampler_thread (*thread_state())
 
 #else
 
 extern __thread struct thread sampler_thread __attribute__((visibility("hidden"), tls_model("initial-exec")));
+
+static inline struct thread *thread_at_home(void)
+{
+	return &sampler_thread;
+}
 
 #endif
 #endif
