@@ -66,6 +66,8 @@ fn share(name: &str, way: &str, libraries: &Libraries, time: Duration) -> Option
     let begun = Instant::now();
     while begun.elapsed() < time {
         service.work();
+        // A service that is not always busy; some of them keep a part of each unit for ever.
+        std::thread::sleep(Duration::from_millis(500));
     }
     let report = Estimates::of(recording);
     let known = report.of_process("inuse_bytes", pid).est;
