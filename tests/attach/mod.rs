@@ -27,14 +27,20 @@ fn detaching(pid: u32) -> Vec<String> {
     ["attach-sampler", "--detach", &pid.to_string()].map(str::to_owned).to_vec()
 }
 
-/// Runs one of these; nothing is refused, except for as long as the program has not begun to wait.
-#[track_caller]
-fn done(arguments: &[String]) -> Value {
+/// Runs one of these, again for as long as the program has not begun to wait; its report.
+fn settled(arguments: &[String]) -> Value {
     let mut report = Value::Null;
     wait_until("a thread of the program waits", || {
         report = made(arguments);
         report["refused"] != "no_parked_thread"
     });
+    report
+}
+
+/// The same; nothing is refused.
+#[track_caller]
+fn done(arguments: &[String]) -> Value {
+    let report = settled(arguments);
     assert!(report["refused"].is_null() && !report["calls"].as_array().unwrap().is_empty(), "{report}");
     report
 }
