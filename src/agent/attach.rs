@@ -66,7 +66,7 @@ impl Known {
                 let wait = RETRY_FIRST.saturating_mul(1 << self.refused.min(20)).min(RETRY_LONGEST);
                 Self { next: Some(now + wait), refused: self.refused + 1, ..self }
             }
-            Err(_) => Self { next: None, ..self },
+            Err(_) => Self { next: None, files: None, ..self },
         }
     }
 
@@ -177,6 +177,9 @@ impl Attacher {
 
     fn carry_out(&self, process: &Process, report: &mut AttachReport) -> Result<(), AttachRefusal> {
         let plan = attach::plan(process)?;
+        if plan.state(process).is_some_and(|state| state.words == 0 && state.detached > 0) {
+            return Err(AttachRefusal::DetachedByOwner);
+        }
         let path = attach::place(process, self.config.library.as_deref())?;
         tracing::info!(target: TARGET, "{}", report.audit_line(By::Policy("attach"), "attach-sampler", "begins"));
         let settings = Settings { sample_bytes: self.config.sample_bytes, samples_per_second: SAMPLES_PER_SECOND_DEFAULT, by_site: true };

@@ -181,7 +181,7 @@ pub fn plan(process: &Process) -> Result<Plan, AttachRefusal> {
 /// The file that serves malloc, if its calls can be interposed.
 fn serving<'a>(process: &Process, maps: &Maps, detection: &'a Detection) -> Result<&'a AllocatorModule, AttachRefusal> {
     for mapping in maps.executable_files() {
-        let name = mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = mapping.file_name();
         if SANITIZER_LIBRARIES.iter().any(|start| name.starts_with(start)) {
             return Err(AttachRefusal::Sanitizer { library: name });
         }
@@ -263,7 +263,7 @@ fn load(process: &Process, plan: Plan, path: &Path, report: &mut AttachReport) -
 /// The address of a function that loads a library, and its mode.
 fn loader(process: &Process, maps: &Maps) -> Option<(u64, u64)> {
     let is_c_library = |mapping: &&Mapping| {
-        let name = mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = mapping.file_name();
         let own = Allocator::Glibc.row().libraries.iter().any(|library| name.starts_with(library));
         own || name.starts_with("libdl.so") || name.starts_with("libdl-2.")
     };
@@ -294,7 +294,8 @@ fn call_library(
     call(process, plan, (name, function), arguments, &OWN_CALLS, report)?;
     let state = mapped.state(process).ok_or(AttachRefusal::UnknownState)?;
     report.state = Some(state);
-    Ok(state)
+    // The library does nothing while another call of it runs.
+    if state.runs != 0 { Err(AttachRefusal::CallUnderWay) } else { Ok(state) }
 }
 
 fn call(

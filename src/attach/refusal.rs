@@ -83,6 +83,12 @@ pub enum AttachRefusal {
         /// How far it is.
         ending: &'static str,
     },
+    /// Another call of the library's functions had not ended.
+    #[error("an earlier call in it had not ended: run the command again")]
+    CallUnderWay,
+    /// Its owner has detached it, and the policy does not attach it again.
+    #[error("its owner has detached the sampler from it")]
+    DetachedByOwner,
     /// There is nothing to detach.
     #[error("the sampler is not attached to it")]
     NotAttached,
@@ -112,7 +118,7 @@ impl AttachRefusal {
             Self::Call(refusal) => {
                 matches!(refusal, CallInProgress { .. } | Frozen | NoThread { .. } | Stopped | Traced { .. } | Vfork { .. })
             }
-            Self::NotEnded { .. } => true,
+            Self::NotEnded { .. } | Self::CallUnderWay => true,
             _ => false,
         }
     }
@@ -132,6 +138,8 @@ impl AttachRefusal {
             Self::NotInItsRoot { .. } => "not_in_its_root",
             Self::NotLoaded { .. } => "not_loaded",
             Self::NotEnded { .. } => "not_ended",
+            Self::CallUnderWay => "call_under_way",
+            Self::DetachedByOwner => "detached_by_owner",
             Self::NotAttached => "not_attached",
             Self::UnknownState => "unknown_state",
             Self::NothingSwapped => "nothing_swapped",

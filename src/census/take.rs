@@ -189,7 +189,7 @@ fn read(allocators: &[Allocator], sight: &Sight<'_>, layouts: &mut LayoutCache) 
 
 /// The file that is mapped, without directories.
 fn name_of(mapping: &Mapping) -> String {
-    mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    mapping.file_name()
 }
 
 /// Sums the heaps' quality, measures the resident memory outside malloc, and makes sure that the process is still the same.

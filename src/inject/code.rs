@@ -43,7 +43,7 @@ pub fn trampoline(process: &Process, maps: &Maps) -> Result<u64, Refusal> {
     let mut seen = HashSet::new();
     let mut files: Vec<&Mapping> = maps.executable_files().filter(|mapping| seen.insert((mapping.device, mapping.inode))).collect();
     let is_c_library = |mapping: &Mapping| {
-        let name = mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = mapping.file_name();
         name.starts_with("libc.") || name.starts_with("libc-") || name.starts_with("ld-musl")
     };
     files.sort_by_key(|mapping| !is_c_library(mapping));

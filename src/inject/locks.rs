@@ -98,7 +98,7 @@ pub fn of_fork(process: &Process, maps: &Maps) -> Vec<Forbidden> {
 /// The dynamic linker, and what holds its locks while it calls the program's functions.
 #[must_use]
 pub fn of_loader(process: &Process, maps: &Maps) -> Vec<Forbidden> {
-    let is_loader = |mapping: &&Mapping| file_name(mapping).starts_with("ld-") || file_name(mapping).starts_with("ld.so");
+    let is_loader = |mapping: &&Mapping| mapping.file_name().starts_with("ld-") || mapping.file_name().starts_with("ld.so");
     let code = maps.executable_files().filter(is_loader);
     let mut found: Vec<Forbidden> =
         code.map(|mapping| Forbidden { code: mapping.start.0..mapping.end.0, what: "the dynamic linker".into() }).collect();
@@ -106,15 +106,11 @@ pub fn of_loader(process: &Process, maps: &Maps) -> Vec<Forbidden> {
     found
 }
 
-fn file_name(mapping: &Mapping) -> String {
-    mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
 /// Functions of the C library, by name.
 fn of_c_library(process: &Process, maps: &Maps, names: &[&[u8]], what: &str) -> Vec<Forbidden> {
     let mut found = Vec::new();
     let mut seen = std::collections::HashSet::new();
-    let is_c_library = |mapping: &&Mapping| Allocator::Glibc.row().libraries.iter().any(|library| file_name(mapping).starts_with(library));
+    let is_c_library = |mapping: &&Mapping| Allocator::Glibc.row().libraries.iter().any(|library| mapping.file_name().starts_with(library));
     for mapping in maps.executable_files().filter(is_c_library).filter(|mapping| seen.insert((mapping.device, mapping.inode))) {
         let Ok(file) = MappedFile::open(process, mapping) else { continue };
         file.elf.for_each_function(|function| {

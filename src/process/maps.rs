@@ -115,6 +115,12 @@ impl Mapping {
             _ => None,
         }
     }
+
+    /// The file's name without directories, for comparisons; empty without a file.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        self.path().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
 }
 
 /// The mappings of a process, by ascending address, and what was refused.

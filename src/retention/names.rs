@@ -288,7 +288,7 @@ impl<'a> Names<'a> {
 }
 
 fn file_name(mapping: &Mapping) -> String {
-    mapping.path().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    mapping.file_name()
 }
 
 /// The variables of a mapping's file.

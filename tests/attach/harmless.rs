@@ -50,6 +50,7 @@ fn two_commands_that_race_make_their_calls_one_after_the_other_or_are_refused() 
                             "not_attached",
                             "not_all_put_back",
                             "nothing_swapped",
+                            "call_under_way",
                         ];
                         assert!(expected.contains(&report["refused"].as_str().unwrap_or("")), "{report}");
                     }
