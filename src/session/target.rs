@@ -416,15 +416,8 @@ impl Target {
     pub fn look_at_the_heap(&mut self, after_ms: u64, with_owners: bool) {
         let Some(watched) = &mut self.watched else { return };
         if let Some(ledger) = &mut watched.sampled {
-            match sampled_heap::picture(self.process.pid(), ledger, &self.before) {
-                Ok(picture) => {
-                    self.sampled_heap = Some(picture);
-                    if with_owners {
-                        let note = "holders of memory without a stack are listed only if every call is recorded; fragprof owners covers \
-                                    the whole heap";
-                        self.note(note.into());
-                    }
-                }
+            match sampled_heap::picture(self.process.pid(), ledger, &self.before, with_owners) {
+                Ok(picture) => self.sampled_heap = Some(picture),
                 Err(reason) => self.note(format!("no census was joined: {reason}")),
             }
             return;

@@ -47,6 +47,41 @@ fn blocks_from_before_a_recording_are_split_by_owner_and_type_and_the_parts_add_
     assert!(pinned * 10 > sum(&rows).0 * 9, "{rows:?}");
 }
 
+/// The same of a process that has the sampler: what no sample explains is from before, to the byte, as nothing was allocated since.
+#[test]
+fn blocks_from_before_a_sampler_are_split_by_owner_and_type() {
+    if crate::support::bpf().is_none() {
+        return;
+    }
+    let target = Waiting::start(Command::new(build("cc", "owners.c", &[], "owners")));
+    let directory = tempfile::tempdir().unwrap();
+    let libraries = crate::sampler::programs::Libraries::new();
+    let library = libraries.path(fragprof::sampler::library::Flavour::Attached);
+    crate::attach::done(&crate::attach::attaching(target.pid().parse().unwrap(), &library, 4096));
+    let rows = |more: &[&str]| {
+        let path = directory.path().join("one").to_str().unwrap().to_owned();
+        let arguments = ["record", "-p", &target.pid(), "-d", "300ms", "--mode", "sampled", "-o", &path];
+        fragprof(&[&arguments, more].concat());
+        let report: Value = serde_json::from_slice(&fragprof(&["report", &path, "--by", "pinned", "--json"]).stdout).unwrap();
+        let figure = |row: &Value, key: &str| row[key].as_f64().unwrap_or(0.0);
+        let of = |row: &Value| {
+            let names: Vec<String> =
+                row["frames"].as_array().unwrap().iter().map(|frame| frame["function"].as_str().unwrap().to_owned()).collect();
+            (names, figure(row, "pinned_bytes_est"), figure(row, "live_bytes_est"))
+        };
+        report["stacks"].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+    };
+    let (whole, parts) = (rows(&[]), rows(&["--owners"]));
+    let sum = |rows: &[(Vec<String>, f64, f64)]| {
+        let old = rows.iter().filter(|row| row.0.last().is_some_and(|name| name == "[before attach]"));
+        old.fold((0.0, 0.0), |sum, row| (sum.0 + row.1, sum.1 + row.2))
+    };
+    assert_eq!(sum(&parts), sum(&whole), "{parts:?} {whole:?}");
+    assert!(sum(&parts).0 > 1e6, "{parts:?}");
+    assert_eq!(parts[0].0[0], "numbers, 104 B");
+    assert!(parts[0].0[2].starts_with("the_catalogue"), "{:?}", parts[0]);
+}
+
 #[test]
 fn explain_says_which_block_holds_the_pinned_bytes() {
     let target = Waiting::start(Command::new(build("cc", "owners.c", &[], "owners")));

@@ -9,7 +9,7 @@ use crate::process::container::Container;
 use crate::profile::{BEFORE_ATTACH, Frame, FrameId, PowerCounts, Profile, StandardErrors, UNATTRIBUTED, ValueKind, Values, meta};
 use crate::session::report::losses::doubts;
 use crate::session::report::placeholder;
-use crate::session::report::sampled_heap::SampledPicture;
+use crate::session::report::sampled_heap::{SampledPicture, Shares};
 use crate::session::target::Target;
 use crate::session::tier::exact::Watched;
 use crate::symbol::Symbolizer;
@@ -89,15 +89,26 @@ pub fn add_sampled_process(
 
 /// Adds the heap memory that the sample does not explain as separate rows, and their sum together with the stacks.
 fn add_rests(profile: &mut Profile, pid: u32, heap: &SampledPicture, live_bytes: Estimate) {
-    let rows = [(BEFORE_ATTACH, heap.before), (UNATTRIBUTED, Some(heap.unattributed))];
-    for (name, shares) in rows.into_iter().filter_map(|(name, shares)| Some((name, shares?))) {
+    let mut add = |shares: &Shares, frames: &[Frame]| {
         let mut row = Row::default();
         row.set(ValueKind::LiveObjects, shares.chunks);
         row.set(ValueKind::LiveSpace, shares.chunk_bytes);
         row.set(ValueKind::PinnedSpace, shares.pinned_bytes);
         row.set(ValueKind::BlockedSpace, shares.blocked_bytes);
-        row.add_to(profile, pid, &[Frame::named(name)], None);
+        row.add_to(profile, pid, frames, None);
+    };
+    if heap.by_owner.is_empty() {
+        let rows = [(BEFORE_ATTACH, heap.before), (UNATTRIBUTED, Some(heap.unattributed))];
+        for (name, shares) in rows {
+            if let Some(shares) = shares {
+                add(&shares, &[Frame::named(name)]);
+            }
+        }
     }
+    for part in &heap.by_owner {
+        add(&part.shares, &part.frames);
+    }
+    profile.meta.notes.extend(heap.notes.iter().map(|note| format!("process {pid}: {note}")));
     let (notes, limits) = (&mut profile.meta.notes, &mut profile.meta.limits);
     let shown =
         |estimate: &Estimate| format!("{} ±{}", HumanBytes(estimate.rounded()), HumanBytes((1.96 * estimate.standard_error()) as u64));

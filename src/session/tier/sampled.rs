@@ -112,7 +112,7 @@ impl Recorder {
             watched.copy_of_sample()?
         };
         if join && let Some(ledger) = &mut watched.sampled {
-            match sampled_heap::picture(target.process.pid(), ledger, &target.before) {
+            match sampled_heap::picture(target.process.pid(), ledger, &target.before, false) {
                 Ok(picture) => target.sampled_heap = Some(picture),
                 Err(reason) => target.note(format!("no census was joined: {reason}")),
             }
