@@ -20,8 +20,22 @@ const SAMPLER: &str = "src/sampler/preload";
 const SAMPLER_SOURCES: [&str; 10] =
     ["clock.c", "first.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c", "site.c"];
 /// Of the library that records every call.
-const RECORDER_SOURCES: [&str; 11] =
-    ["cfi.c", "clock.c", "first.c", "memory.c", "modules.c", "next.c", "operators.c", "record.c", "recorder.c", "stacks.c", "walk.c"];
+const RECORDER_SOURCES: [&str; 12] = [
+    "cfi.c",
+    "clock.c",
+    "first.c",
+    "memory.c",
+    "modules.c",
+    "next.c",
+    "operators.c",
+    "record.c",
+    "recorder.c",
+    "recorder_thread.c",
+    "stacks.c",
+    "walk.c",
+];
+/// What makes a library one for programs that run.
+const ATTACHED: [&str; 4] = ["-DFRAGPROF_ATTACHED", "-DFRAGPROF_ALLOCX", "allocx.c", "attach.c"];
 /// The program with which a C library's allocator is run.
 const SCRATCH: &str = "src/selective/scratch.c";
 /// The program that makes a trace's calls, and what stands for the C library while it is linked.
@@ -41,15 +55,13 @@ fn main() -> Result<()> {
     println!("cargo::rerun-if-changed={SAMPLER}");
     link_preload("libfragprof_sampler.so", &SAMPLER_SOURCES, &[])?;
     link_preload("libfragprof_sampler_jemalloc.so", &SAMPLER_SOURCES, &["-DFRAGPROF_ALLOCX", "allocx.c"])?;
-    link_preload(
-        "libfragprof_attached.so",
-        &SAMPLER_SOURCES,
-        &["-DFRAGPROF_ATTACHED", "-DFRAGPROF_ALLOCX", "allocx.c", "attach.c", "thread.c"],
-    )?;
+    link_preload("libfragprof_attached.so", &SAMPLER_SOURCES, &[&ATTACHED[..], &["attached_sampler.c", "thread.c"]].concat())?;
     // Frame pointers: by them it finds the registers of its callers (walk.h).
     let recorder = ["-DFRAGPROF_RECORDER", "-fno-omit-frame-pointer"];
     link_preload("libfragprof_recorder.so", &RECORDER_SOURCES, &recorder)?;
     link_preload("libfragprof_recorder_jemalloc.so", &RECORDER_SOURCES, &[&recorder[..], &["-DFRAGPROF_ALLOCX", "allocx.c"]].concat())?;
+    let attached = [&recorder[..], &ATTACHED, &["attached_recorder.c"]].concat();
+    link_preload("libfragprof_attached_recorder.so", &RECORDER_SOURCES, &attached)?;
     for source in PLAYER {
         println!("cargo::rerun-if-changed={source}");
     }

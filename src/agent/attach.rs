@@ -6,7 +6,7 @@
 //!
 //! Every attempt is a line in the log, and every call one of the audit. A process is never detached from here: that is its owner's command.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ use crate::model::sample::ProcessSample;
 use crate::model::snapshot::Published;
 use crate::process::{Process, ProcessId};
 use crate::sampler::SAMPLES_PER_SECOND_DEFAULT;
+use crate::sampler::library::Flavour;
 use crate::sanitize::terminal;
 
 /// Time between two rounds.
@@ -42,7 +43,7 @@ pub fn start(
     board: Arc<Attributions>,
     sample: SharedAttach,
 ) -> std::io::Result<Worker<AttachConfig>> {
-    let attacher = Attacher { config, published, board, sample, known: BTreeMap::new() };
+    let attacher = Attacher { config, published, board, sample, known: BTreeMap::new(), emitters: BTreeSet::new() };
     Worker::start("fragprof-attach", move |orders| attacher.run(orders))
 }
 
@@ -81,6 +82,8 @@ struct Attacher {
     board: Arc<Attributions>,
     sample: SharedAttach,
     known: BTreeMap<ProcessId, Known>,
+    /// Emitters that nobody attached.
+    emitters: BTreeSet<ProcessId>,
 }
 
 impl Attacher {
@@ -101,10 +104,17 @@ impl Attacher {
 
     fn step(&mut self, now: Instant) {
         let snapshot = self.published.load();
-        self.known.retain(|process, _| snapshot.processes.iter().any(|one| one.identity.process == *process));
+        let lives = |process: &ProcessId| snapshot.processes.iter().any(|one| one.identity.process == *process);
+        self.known.retain(|process, _| lives(process));
+        self.emitters.retain(lives);
+        let emitting = self.board.emitting();
+        for one in snapshot.processes.iter().filter(|one| emitting.contains(&one.identity)) {
+            if self.config.enabled && self.is_covered(one) {
+                self.find_attached(one.identity.process, now);
+            }
+        }
         let attached = self.known.values().filter(|known| known.files.is_some()).count();
         let has_room = attached < self.config.processes_max;
-        let emitting = self.board.emitting();
         let mut over_limit = 0;
         let mut chosen = None;
         for one in snapshot.processes.iter().filter(|_| self.config.enabled) {
@@ -132,6 +142,20 @@ impl Attacher {
         sample.aside = self.known.values().filter(|known| known.next.is_none()).count();
     }
 
+    /// An emitter that an agent before this one attached is this one's from now on, and gets another pass.
+    fn find_attached(&mut self, process: ProcessId, now: Instant) {
+        if self.known.contains_key(&process) || self.emitters.contains(&process) {
+            return;
+        }
+        let opened = Process::open(process.pid).ok().filter(|opened| opened.id() == process);
+        let state = opened.and_then(|opened| attach::plan(&opened, Flavour::Attached).ok()?.state(&opened));
+        if state.is_some_and(|state| state.words > 0) {
+            self.known.insert(process, Known { next: Some(now), files: Some(0), refused: 0 });
+        } else {
+            self.emitters.insert(process);
+        }
+    }
+
     fn is_covered(&self, one: &ProcessSample) -> bool {
         let cgroups: Vec<&str> = one.surroundings.cgroup.as_ref().paths().collect();
         let container = one.surroundings.container.as_ref();
@@ -145,7 +169,11 @@ impl Attacher {
         let again = Duration::from_secs(self.config.again_s);
         let Some(opened) = Process::open(process.pid).ok().filter(|opened| opened.id() == process) else { return };
         let files = opened.maps().map_or(0, |maps| maps.executable_files().count());
-        if known.files == Some(files) {
+        let is_detached = || {
+            let state = attach::plan(&opened, Flavour::Attached).ok().and_then(|plan| plan.state(&opened));
+            state.is_some_and(|state| state.words == 0)
+        };
+        if known.files == Some(files) && !is_detached() {
             // Nothing was loaded since.
             self.known.insert(process, Known { next: Some(now + again), ..known });
             return;
@@ -176,11 +204,11 @@ impl Attacher {
     }
 
     fn carry_out(&self, process: &Process, report: &mut AttachReport) -> Result<(), AttachRefusal> {
-        let plan = attach::plan(process)?;
+        let plan = attach::plan(process, Flavour::Attached)?;
         if plan.state(process).is_some_and(|state| state.words == 0 && state.detached > 0) {
             return Err(AttachRefusal::DetachedByOwner);
         }
-        let path = attach::place(process, self.config.library.as_deref())?;
+        let path = attach::place(process, Flavour::Attached, self.config.library.as_deref())?;
         tracing::info!(target: TARGET, "{}", report.audit_line(By::Policy("attach"), "attach-sampler", "begins"));
         let settings = Settings { sample_bytes: self.config.sample_bytes, samples_per_second: SAMPLES_PER_SECOND_DEFAULT, by_site: true };
         let done = attach::attach(process, plan, &path, &settings, report);

@@ -1,5 +1,5 @@
-//! The sampler brought to a process that runs: its dynamic linker loads the library, and the library swaps the words through which the
-//! process's objects call the allocator.
+//! The sampler, or the recorder of every call, brought to a process that runs: its dynamic linker loads the library, and the library swaps the
+//! words through which the process's objects call the allocator.
 //!
 //! ```text
 //! check (process, allocator, library) ─→ inject: dlopen ─→ inject: fragprof_attach ─→ read its state from outside
@@ -11,6 +11,7 @@
 //! what it held; the library stays loaded. What the words are, and what is not seen, stands in `sampler/preload/attach.h`; design note 0026
 //! has the reasoning.
 
+mod recorder;
 mod refusal;
 mod state;
 
@@ -21,9 +22,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+pub use self::recorder::{begin_recording, prepare_recorder};
 pub use self::refusal::AttachRefusal;
-use self::state::Mapped;
 pub use self::state::State;
+use self::state::{Mapped, PassRefused};
 use crate::allocator::Allocator;
 use crate::allocator::detect::{AllocatorModule, Detection, Detector};
 use crate::inject::audit::By;
@@ -55,6 +57,8 @@ const LOADING_CALLS: [(&str, libc::c_long); 10] = [
 ];
 /// System calls of the library's own functions.
 const OWN_CALLS: [(&str, libc::c_long); 3] = [("getpid", libc::SYS_getpid), ("mprotect", libc::SYS_mprotect), ("futex", libc::SYS_futex)];
+/// The libraries that are brought to processes that run.
+pub const ATTACHED: [Flavour; 2] = [Flavour::Attached, Flavour::AttachedRecorder];
 /// How long a call is waited for: it takes a millisecond.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -139,6 +143,7 @@ impl AttachReport {
 /// What is known of a process in which a call can be made.
 #[derive(Debug)]
 pub struct Plan {
+    flavour: Flavour,
     maps: Maps,
     trampoline: u64,
     forbidden: Vec<Forbidden>,
@@ -160,33 +165,43 @@ impl Plan {
     }
 }
 
-/// Checks all that can be checked without stopping a thread.
+/// Checks all that can be checked without stopping a thread. `flavour`: one of the two that are attached.
 ///
 /// # Errors
 /// What forbids it.
-pub fn plan(process: &Process) -> Result<Plan, AttachRefusal> {
+pub fn plan(process: &Process, flavour: Flavour) -> Result<Plan, AttachRefusal> {
     inject::check(process)?;
     let maps = process.maps().map_err(|_| Refusal::Ended)?;
     let detection = Detector::default().detect(process).map_err(|_| Refusal::Ended)?;
-    let module = serving(process, &maps, &detection)?;
+    let module = serving(process, &maps, &detection, flavour)?;
     let allocator = module.found.allocator;
     let mut forbidden = locks::of_allocator(&maps, module, allocator);
     forbidden.extend(locks::of_fork(process, &maps));
     forbidden.extend(locks::of_loader(process, &maps));
     let trampoline = inject::trampoline(process, &maps)?;
-    let mapped = Mapped::find(process, &maps);
-    Ok(Plan { maps, trampoline, forbidden, mapped, allocator })
+    let mapped = Mapped::find(process, &maps, flavour);
+    Ok(Plan { flavour, maps, trampoline, forbidden, mapped, allocator })
 }
 
 /// The file that serves malloc, if its calls can be interposed.
-fn serving<'a>(process: &Process, maps: &Maps, detection: &'a Detection) -> Result<&'a AllocatorModule, AttachRefusal> {
+fn serving<'a>(process: &Process, maps: &Maps, detection: &'a Detection, flavour: Flavour) -> Result<&'a AllocatorModule, AttachRefusal> {
     for mapping in maps.executable_files() {
         let name = mapping.file_name();
         if SANITIZER_LIBRARIES.iter().any(|start| name.starts_with(start)) {
             return Err(AttachRefusal::Sanitizer { library: name });
         }
-        if library::is_own(name.as_bytes()) && !name.starts_with(Flavour::Attached.file_name()) {
-            return Err(AttachRefusal::Preloaded { library: name });
+        let is_of = |one: &Flavour| name.starts_with(one.file_name());
+        if !library::is_own(name.as_bytes()) || is_of(&flavour) {
+            continue;
+        }
+        match ATTACHED.into_iter().find(is_of) {
+            None => return Err(AttachRefusal::Preloaded { library: name }),
+            Some(other) => {
+                let state = Mapped::find(process, maps, other).and_then(|mapped| mapped.state(process));
+                if state.is_none_or(|state| state.words != 0) {
+                    return Err(AttachRefusal::InUse { library: name });
+                }
+            }
         }
     }
     let module = detection.modules.iter().find(|module| module.serves_malloc).ok_or(AttachRefusal::NoMalloc)?;
@@ -207,13 +222,13 @@ fn serving<'a>(process: &Process, maps: &Maps, detection: &'a Detection) -> Resu
 ///
 /// # Errors
 /// If it cannot be written, or the process has another file, or none, at that path.
-pub fn place(process: &Process, given: Option<&Path>) -> Result<PathBuf, AttachRefusal> {
+pub fn place(process: &Process, flavour: Flavour, given: Option<&Path>) -> Result<PathBuf, AttachRefusal> {
     let path = match given {
         Some(path) => path.to_owned(),
-        None => library::place(Flavour::Attached)?,
+        None => library::place(flavour)?,
     };
     let inside = process.directory().join("root").join(path.strip_prefix("/").unwrap_or(&path));
-    let is_it = path.is_absolute() && library::holds(&inside, Flavour::Attached.bytes());
+    let is_it = path.is_absolute() && library::holds(&inside, flavour.bytes());
     if is_it { Ok(path) } else { Err(AttachRefusal::NotInItsRoot { path }) }
 }
 
@@ -228,9 +243,16 @@ pub fn attach(process: &Process, plan: Plan, path: &Path, settings: &Settings, r
         None => load(process, plan, path, report)?,
     };
     let arguments = [settings.sample_bytes, settings.samples_per_second, u64::from(settings.by_site)].map(Argument::Number);
-    let state = call_library(process, &plan, "fragprof_attach", &arguments, report)?;
+    swapped(call_library(process, &plan, "fragprof_attach", &arguments, report)?)
+}
+
+/// What a pass led to.
+fn swapped(state: State) -> Result<(), AttachRefusal> {
     match state {
         State { without_malloc: true, .. } => Err(AttachRefusal::NoMalloc),
+        State { refused: Some(PassRefused::HasReader), .. } => Err(AttachRefusal::HasReader),
+        State { refused: Some(PassRefused::NoMemory), .. } => Err(AttachRefusal::NoMemory),
+        State { refused: Some(PassRefused::UnknownThreads), .. } => Err(AttachRefusal::UnknownThreads),
         State { words: 0, .. } => Err(AttachRefusal::NothingSwapped),
         _ => Ok(()),
     }
@@ -254,7 +276,7 @@ fn load(process: &Process, plan: Plan, path: &Path, report: &mut AttachReport) -
     let arguments = [Argument::Text(text), Argument::Number(mode)];
     call(process, &plan, ("dlopen", function), &arguments, &LOADING_CALLS, report)?;
     let maps = process.maps().map_err(|_| Refusal::Ended)?;
-    match Mapped::find(process, &maps) {
+    match Mapped::find(process, &maps, plan.flavour) {
         Some(mapped) => Ok(Plan { maps, mapped: Some(mapped), ..plan }),
         None => Err(AttachRefusal::NotLoaded { path: path.to_owned() }),
     }
@@ -291,7 +313,8 @@ fn call_library(
 ) -> Result<State, AttachRefusal> {
     let mapped = plan.mapped.as_ref().ok_or(AttachRefusal::NotAttached)?;
     let function = mapped.function(&plan.maps, name).ok_or(AttachRefusal::UnknownState)?;
-    call(process, plan, (name, function), arguments, &OWN_CALLS, report)?;
+    let system_calls = if plan.flavour == Flavour::AttachedRecorder { &recorder::CALLS[..] } else { &OWN_CALLS };
+    call(process, plan, (name, function), arguments, system_calls, report)?;
     let state = mapped.state(process).ok_or(AttachRefusal::UnknownState)?;
     report.state = Some(state);
     // The library does nothing while another call of it runs.

@@ -53,6 +53,23 @@ pub enum AttachRefusal {
         /// The file.
         library: String,
     },
+    /// The other of the two libraries that are attached is in use.
+    #[error("{library} is attached to it: take that away first (fragprof attach-sampler --detach), or let its recording end")]
+    InUse {
+        /// The file.
+        library: String,
+    },
+    /// A recording of it by its own library goes on.
+    #[error("another recording takes its events: end that first")]
+    HasReader,
+    /// The memory for a recording.
+    #[error(
+        "it cannot share memory with the recording: the system gave none, or a limit (RLIMIT_AS, RLIMIT_NOFILE) or its sandbox forbids it"
+    )]
+    NoMemory,
+    /// The C library is of a kind that is not known.
+    #[error("its C library keeps the numbers of threads in another place than glibc's for x86-64: its threads could not be told apart")]
+    UnknownThreads,
     /// The library's path means something else to the process.
     #[error(
         "{} is not the sampler's library in the process's own root directory (a container, a chroot): install it there (fragprof run \
@@ -118,7 +135,7 @@ impl AttachRefusal {
             Self::Call(refusal) => {
                 matches!(refusal, CallInProgress { .. } | Frozen | NoThread { .. } | Stopped | Traced { .. } | Vfork { .. })
             }
-            Self::NotEnded { .. } | Self::CallUnderWay => true,
+            Self::NotEnded { .. } | Self::CallUnderWay | Self::InUse { .. } | Self::HasReader => true,
             _ => false,
         }
     }
@@ -135,6 +152,10 @@ impl AttachRefusal {
             Self::AllocatorInFront { .. } => "allocator_in_front",
             Self::Sanitizer { .. } => "sanitizer",
             Self::Preloaded { .. } => "preloaded",
+            Self::InUse { .. } => "in_use",
+            Self::HasReader => "has_reader",
+            Self::NoMemory => "no_memory",
+            Self::UnknownThreads => "unknown_threads",
             Self::NotInItsRoot { .. } => "not_in_its_root",
             Self::NotLoaded { .. } => "not_loaded",
             Self::NotEnded { .. } => "not_ended",

@@ -12,6 +12,8 @@ use crate::sampler::library::Flavour;
 const MAGIC: u32 = 0x3141_5046;
 /// Its size in the first version.
 const BYTES: usize = 80;
+/// Its size with what the recorder says.
+const BYTES_RECORDER: usize = 96;
 
 /// What the library has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
@@ -34,6 +36,23 @@ pub struct State {
     pub runs: u64,
     /// Whether it found no malloc.
     pub without_malloc: bool,
+    /// The descriptor of the memory that the process made for a recorder, while it is open.
+    #[serde(skip)]
+    pub memory_file: Option<u32>,
+    /// Why the last pass of a recorder did nothing.
+    #[serde(skip)]
+    pub refused: Option<PassRefused>,
+}
+
+/// `enum attached_refusal` (src/sampler/preload/attach.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PassRefused {
+    /// Another recorder reads.
+    HasReader,
+    /// The memory cannot be mapped, or its reader did not answer.
+    NoMemory,
+    /// The C library keeps a thread's number in a place that is not known.
+    UnknownThreads,
 }
 
 /// The library in a process.
@@ -46,8 +65,8 @@ pub struct Mapped {
 impl Mapped {
     /// Finds it; also one of another version, or whose file was replaced.
     #[must_use]
-    pub fn find(process: &Process, maps: &Maps) -> Option<Self> {
-        let name = Flavour::Attached.file_name();
+    pub fn find(process: &Process, maps: &Maps, flavour: Flavour) -> Option<Self> {
+        let name = flavour.file_name();
         let is_named = |mapping: &&Mapping| {
             let file = mapping.path().and_then(|path| path.file_name());
             file.is_some_and(|file| file.to_string_lossy().split(' ').next() == Some(name))
@@ -69,17 +88,20 @@ impl Mapped {
     pub fn state(&self, process: &Process) -> Option<State> {
         let vaddr = self.file.elf.variable_vaddr(b"fragprof_attached")?;
         let address = self.file.elf.load_bias(self.mapping.start.0, self.mapping.offset)?.wrapping_add(vaddr);
-        let mut bytes = [0; BYTES];
-        (memory::read(process.pid().0.cast_signed(), address, &mut bytes) == BYTES).then(|| parse(&bytes))?
+        let mut bytes = [0; BYTES_RECORDER];
+        // The first version ends before what the recorder says.
+        let read = memory::read(process.pid().0.cast_signed(), address, &mut bytes);
+        (read >= BYTES).then(|| parse(&bytes))?
     }
 }
 
-fn parse(bytes: &[u8; BYTES]) -> Option<State> {
+fn parse(bytes: &[u8; BYTES_RECORDER]) -> Option<State> {
     let word = |at: usize| bytes.get(8 * at..8 * at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
     // The magic is in the low half, the size in the high half.
     if word(0) as u32 != MAGIC || (word(0) >> 32) < BYTES as u64 {
         return None;
     }
+    let of_recorder = |at: usize| if (word(0) >> 32) < BYTES_RECORDER as u64 { 0 } else { word(at) };
     Some(State {
         words: word(1),
         lazy: word(2),
@@ -90,6 +112,13 @@ fn parse(bytes: &[u8; BYTES]) -> Option<State> {
         detached: word(7),
         runs: word(8),
         without_malloc: word(9) != 0,
+        memory_file: of_recorder(10).checked_sub(1).and_then(|file| u32::try_from(file).ok()),
+        refused: match of_recorder(11) {
+            0 => None,
+            1 => Some(PassRefused::HasReader),
+            3 => Some(PassRefused::UnknownThreads),
+            _ => Some(PassRefused::NoMemory),
+        },
     })
 }
 
@@ -99,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_state_of_another_kind_or_an_older_one_is_not_read() {
-        let mut bytes = [0; BYTES];
+        let mut bytes = [0; BYTES_RECORDER];
         assert_eq!(parse(&bytes), None);
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&(BYTES as u32 - 8).to_le_bytes());
@@ -108,6 +137,13 @@ mod tests {
         bytes[4..8].copy_from_slice(&(BYTES as u32 + 8).to_le_bytes());
         bytes[8] = 7;
         bytes[72] = 1;
+        // What follows the first version's is not read of it.
+        bytes[80] = 5;
         assert_eq!(parse(&bytes), Some(State { words: 7, without_malloc: true, ..State::default() }));
+        bytes[4..8].copy_from_slice(&(BYTES_RECORDER as u32).to_le_bytes());
+        bytes[88] = 1;
+        let expected =
+            State { words: 7, without_malloc: true, memory_file: Some(4), refused: Some(PassRefused::HasReader), ..State::default() };
+        assert_eq!(parse(&bytes), Some(expected));
     }
 }

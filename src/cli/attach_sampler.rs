@@ -12,6 +12,7 @@ use super::output::{self, say};
 use crate::attach::{self, AttachRefusal, AttachReport, Settings};
 use crate::error::{ExitStatus, Failed};
 use crate::process::Process;
+use crate::sampler::library::Flavour;
 use crate::sampler::{SAMPLE_BYTES_DEFAULT, SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN, SAMPLES_PER_SECOND_DEFAULT, SAMPLES_PER_SECOND_MAX};
 use crate::sanitize::terminal;
 use crate::units::{ShortDuration, counted};
@@ -92,14 +93,15 @@ pub fn run(args: &AttachSamplerArgs) -> anyhow::Result<()> {
 }
 
 fn carry_out(process: &Process, args: &AttachSamplerArgs, asks: bool, report: &mut AttachReport) -> Result<(), AttachRefusal> {
-    let plan = attach::plan(process)?;
+    let flavour = flavour(process, args.detach);
+    let plan = attach::plan(process, flavour)?;
     report.allocator = Some(plan.allocator().name());
     report.state = plan.state(process);
     report.was_loaded = report.state.is_some();
     if args.detach && report.state.is_none_or(|state| state.words == 0) {
         return Err(AttachRefusal::NotAttached);
     }
-    let path = if args.detach || report.was_loaded { None } else { Some(attach::place(process, args.library.as_deref())?) };
+    let path = if args.detach || report.was_loaded { None } else { Some(attach::place(process, flavour, args.library.as_deref())?) };
     report.library.clone_from(&path);
     if !args.json {
         print(|out| write_plan(out, report, args.detach));
@@ -113,7 +115,7 @@ fn carry_out(process: &Process, args: &AttachSamplerArgs, asks: bool, report: &m
     }
     audit::write(&line(args, report, "begins"));
     // While it was asked, time has passed.
-    let plan = if asks { attach::plan(process)? } else { plan };
+    let plan = if asks { attach::plan(process, flavour)? } else { plan };
     let done = if args.detach {
         attach::detach(process, &plan, report)
     } else {
@@ -124,6 +126,15 @@ fn carry_out(process: &Process, args: &AttachSamplerArgs, asks: bool, report: &m
         print(|out| write_calls(out, report, args.detach && done.is_ok()));
     }
     done
+}
+
+/// The sampler's library; or, to be taken away, a recorder's whose recording was killed.
+fn flavour(process: &Process, detaches: bool) -> Flavour {
+    let is_attached = |flavour: &Flavour| {
+        let state = attach::plan(process, *flavour).ok().and_then(|plan| plan.state(process));
+        state.is_some_and(|state| state.words != 0)
+    };
+    attach::ATTACHED.into_iter().filter(|_| detaches).find(is_attached).unwrap_or(Flavour::Attached)
 }
 
 /// What is written to the system's log.

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args, ValueEnum};
 
+use super::audit;
 use super::frames::Frames;
 use super::help::examples;
 use super::output::{self, say};
 use super::progress::{self, Progress, Said};
 use super::stop::stop_flag;
+use crate::attach::AttachReport;
 use crate::bpf::FRAMES_DEEP_MAX;
 use crate::capture;
 use crate::emitter::{Emitter, Finder};
@@ -46,6 +48,7 @@ use crate::units::{HumanBytes, Pid, counted};
     ("sudo fragprof record -o run.pb.gz -- CMD ARGS", "Record a command from its first allocation"),
     ("sudo fragprof record -p PID -d 2m --mode governed", "Record at a cost of at most 1 %"),
     ("fragprof record --in-process -- CMD ARGS", "Record every call of a command from inside, without root"),
+    ("sudo fragprof record --in-process -p PID -d 30s", "The same of a process that runs (experimental)"),
 ]))]
 pub struct RecordArgs {
     /// Process to record; can be given several times
@@ -66,10 +69,13 @@ pub struct RecordArgs {
     /// Output file
     #[arg(short, long, value_name = "FILE", default_value = "fragprof.pb.gz")]
     pub output: PathBuf,
-    /// Record the command and its children by a library preloaded into them, instead of probes: every call with its stack, at a tenth of
-    /// the price, without root
-    #[arg(long, requires = "command", conflicts_with_all = ["pid", "mode", "probe_throwing", "native", "max_frames"])]
+    /// Record by a library in the processes, instead of probes: every call with its stack, at a tenth of the price. It is preloaded into a
+    /// command and its children, without root; a process that runs is made to load it, as by attach-sampler (experimental)
+    #[arg(long, conflicts_with_all = ["mode", "probe_throwing", "native", "max_frames"])]
     pub in_process: bool,
+    /// With --in-process and --pid: the library's path in the process's own root directory, for containers
+    #[arg(long, value_name = "FILE", requires_all = ["in_process", "pid"], hide_short_help = true)]
+    pub library: Option<PathBuf>,
     /// Record child processes too (always on for a command)
     #[arg(long)]
     pub children: bool,
@@ -257,21 +263,41 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     conclude(profile, args, &who, ended)
 }
 
-/// Records a command by the library in it.
+/// Makes a process that runs load the library, and records it from then on.
+fn attach(args: &RecordArgs, options: Options) -> anyhow::Result<InProcess> {
+    let &[pid] = args.pid.as_slice() else {
+        let text = "--in-process records one running process at a time: give one --pid";
+        return Err(Failed::new(ExitStatus::Usage, text.to_owned()).into());
+    };
+    let process = Process::open(Pid(pid)).map_err(|error| failed(error.into()))?;
+    let mut report = AttachReport::of(&process);
+    let line = |report: &AttachReport, result: &str| audit::write(&report.audit_line(audit::user(), "record --in-process", result));
+    line(&report, "begins");
+    let begun = InProcess::attach(options, process, args.library.as_deref(), &mut report);
+    line(&report, if begun.is_ok() { "done" } else { "refused" });
+    begun.map_err(failed)
+}
+
+/// Records a command, or a process, by the library in it.
 fn in_process(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let trace = args.trace.as_deref().map(|path| create_trace(path, args.trace_max)).transpose()?;
     let options = Options {
         trace,
-        follow_children: true,
+        follow_children: args.children || !args.command.is_empty(),
         free_stacks: args.free_stacks,
         ring_bytes: args.buffer_kib.map(|kib| kib << 10),
         censuses: true,
         owners: args.owners,
         ..Options::default()
     };
-    let mut recorder = InProcess::new(options).map_err(failed)?;
-    recorder.launch(&args.command).map_err(failed)?;
-    let who = args.command[0].to_string_lossy().into_owned();
+    let (mut recorder, who) = match args.command.first() {
+        Some(program) => {
+            let mut recorder = InProcess::new(options).map_err(failed)?;
+            recorder.launch(&args.command).map_err(failed)?;
+            (recorder, program.to_string_lossy().into_owned())
+        }
+        None => (attach(args, options)?, "1 process".to_owned()),
+    };
     let until = args.duration.map_or_else(|| "until Ctrl-C or its end".to_owned(), |d| format!("for {:.1} s", d.as_secs_f64()));
     say!("fragprof: recording {who} from inside {until}");
     while !stop.load(Ordering::Relaxed) {
@@ -474,6 +500,7 @@ pub fn failed(error: session::Error) -> anyhow::Error {
         | session::Error::Plan(_)
         | session::Error::Unfit(_)
         | session::Error::NotLoaded { .. }
+        | session::Error::Attach(_)
         | session::Error::Launch(_)
         | session::Error::NoEmitter { .. }
         | session::Error::Capture(capture::Error::Attach { .. }) => ExitStatus::Target,

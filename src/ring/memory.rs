@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::bpf::{self, Ring, RingChunk, RingProcess};
@@ -116,10 +116,31 @@ impl Memory {
     /// If the system does not give it.
     pub fn create(bytes: u64, flags: u32) -> Result<Self, MemoryError> {
         let failed = |source: rustix::io::Errno| MemoryError::Create { mib: bytes >> 20, source: source.into() };
+        let file = rustix::fs::memfd_create("fragprof-ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
+        Self::in_file(file, bytes, flags)
+    }
+
+    /// The same in a memory file that a process made. Its pages are allocated now, so that they count as this process's memory, and not as
+    /// that of the process that writes into them.
+    ///
+    /// # Errors
+    /// If the system does not give it.
+    pub fn adopt(file: OwnedFd, bytes: u64, flags: u32) -> Result<Self, MemoryError> {
+        let memory = Self::in_file(file, bytes, flags)?;
+        if let Backing::File(file) = &memory.backing {
+            rustix::fs::fallocate(file, FallocateFlags::empty(), 0, memory.bytes as u64)
+                .map_err(|source| MemoryError::Create { mib: bytes >> 20, source: source.into() })?;
+        }
+        Ok(memory)
+    }
+
+    fn in_file(file: OwnedFd, bytes: u64, flags: u32) -> Result<Self, MemoryError> {
+        let failed = |source: rustix::io::Errno| MemoryError::Create { mib: bytes >> 20, source: source.into() };
         let chunks = (bytes / CHUNK_BYTES as u64).clamp(2, u64::from(bpf::RING_CHUNKS_MAX)) as u32;
         let length = head_bytes(chunks) + chunks as usize * CHUNK_BYTES;
-        let file = rustix::fs::memfd_create("fragprof-ring", MemfdFlags::CLOEXEC).map_err(failed)?;
         rustix::fs::ftruncate(&file, length as u64).map_err(failed)?;
+        // A process that made it smaller would end this one by a signal at its next access.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)
@@ -239,6 +260,17 @@ impl Memory {
         self.ring32(offset_of!(Ring, closed)).store(1, Ordering::Release);
     }
 
+    /// Gives the pages of all chunks back to the system: a process that was recorded may have them mapped until it ends.
+    pub fn discard(&self) {
+        if let Backing::File(file) = &self.backing {
+            let head = head_bytes(self.chunks) as u64;
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            if let Err(error) = rustix::fs::fallocate(file, flags, head, self.bytes as u64 - head) {
+                tracing::debug!("cannot give the shared memory back: {error}");
+            }
+        }
+    }
+
     /// Process images that found no free entry.
     #[must_use]
     pub fn refused(&self) -> u32 {
@@ -313,6 +345,36 @@ impl Memory {
         move |when| {
             let age = ((now.ticks >> shift) as u32).wrapping_sub(when);
             if age > u32::MAX / 2 { 0 } else { (f64::from(age) * (1u64 << shift) as f64 * ns_per_tick) as u64 }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_process_cannot_make_the_memory_smaller() {
+        let memory = Memory::create(1 << 20, 0).unwrap();
+        let file = std::fs::File::options().write(true).open(memory.path()).unwrap();
+        assert_eq!(file.set_len(4096).unwrap_err().raw_os_error(), Some(libc::EPERM));
+        // Its pages may be given back all the same.
+        memory.state(0).store(7, Ordering::Relaxed);
+        memory.discard();
+        assert_eq!(memory.state(0).load(Ordering::Relaxed), 7, "the head stays");
+    }
+
+    #[test]
+    fn a_file_that_a_process_has_sealed_is_refused() {
+        let made = |seals| {
+            let file = rustix::fs::memfd_create("one", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+            rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+            file
+        };
+        assert!(Memory::adopt(made(SealFlags::empty()), 1 << 20, 0).is_ok());
+        for seals in [SealFlags::GROW, SealFlags::SEAL, SealFlags::WRITE] {
+            assert!(Memory::adopt(made(seals), 1 << 20, 0).is_err(), "{seals:?}");
         }
     }
 }

@@ -23,6 +23,8 @@ pub enum Flavour {
     Jemalloc,
     /// For a program that runs: loaded by its dynamic linker, and called from outside (preload/attach.h).
     Attached,
+    /// As `Attached`, and records every call instead of sampling.
+    AttachedRecorder,
     /// As `Standard`, and records every call instead of sampling.
     Recorder,
     /// As `Jemalloc`, and records every call instead of sampling.
@@ -37,7 +39,8 @@ impl Flavour {
     #[must_use]
     pub fn recorder(self) -> Self {
         match self {
-            Self::Standard | Self::Attached | Self::Recorder => Self::Recorder,
+            Self::Standard | Self::Recorder => Self::Recorder,
+            Self::Attached | Self::AttachedRecorder => Self::AttachedRecorder,
             Self::Jemalloc | Self::RecorderJemalloc => Self::RecorderJemalloc,
         }
     }
@@ -49,6 +52,7 @@ impl Flavour {
             Self::Standard => "libfragprof_sampler.so",
             Self::Jemalloc => "libfragprof_sampler_jemalloc.so",
             Self::Attached => "libfragprof_attached.so",
+            Self::AttachedRecorder => "libfragprof_attached_recorder.so",
             Self::Recorder => "libfragprof_recorder.so",
             Self::RecorderJemalloc => "libfragprof_recorder_jemalloc.so",
         }
@@ -61,6 +65,7 @@ impl Flavour {
             Self::Standard => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_sampler.so")),
             Self::Jemalloc => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_sampler_jemalloc.so")),
             Self::Attached => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_attached.so")),
+            Self::AttachedRecorder => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_attached_recorder.so")),
             Self::Recorder => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_recorder.so")),
             Self::RecorderJemalloc => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_recorder_jemalloc.so")),
         }

@@ -83,6 +83,9 @@ pub enum Error {
         /// The program.
         program: String,
     },
+    /// The library that records could not be attached.
+    #[error("the recorder is not attached: {0}")]
+    Attach(#[from] crate::attach::AttachRefusal),
     /// The command could not be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),

@@ -7,6 +7,7 @@ use super::daemon::{Daemon, value, watching};
 use crate::support::build::{output_dir, standalone};
 use crate::support::process::{Process, wait_until};
 use crate::support::{LIMIT, bpf};
+use crate::trim::made;
 
 /// A service under a name of its own, because rules go by it: its heap turns over every few seconds.
 fn service(name: &str) -> Process {
@@ -43,6 +44,16 @@ fn a_process_that_a_rule_names_gets_the_sampler_and_its_heap_gets_stacks() {
     assert!(!maps(&other).contains("libfragprof_"), "no rule names it");
     assert_eq!(value(&text, "fragprof_attach_processes", ""), Some(1.0), "{text}");
     assert_eq!(value(&text, "fragprof_attach_calls_total", ""), Some(2.0));
+    drop(daemon);
+    // Another agent finds it attached; and leaves it alone once its owner has detached it.
+    let daemon = Daemon::start(&watching(&["attach-me", "leave-me"], &config.replace("after_s = 0", "after_s = 0\nagain_s = 10")));
+    let attached = |text: &str| value(text, "fragprof_attach_processes", "");
+    wait_until("the next agent knows that it is attached", || attached(&daemon.metrics()) == Some(1.0));
+    let detached = made(&["attach-sampler", "--detach", &chosen.pid().to_string()].map(str::to_owned));
+    assert!(detached["refused"].is_null(), "{detached}");
+    let refused = |text: &str| value(text, "fragprof_attach_refused_total", "reason=\"detached_by_owner\"");
+    wait_until("it sees that the owner detached it", || refused(&daemon.metrics()) == Some(1.0));
+    assert_eq!(attached(&daemon.metrics()), Some(0.0));
     drop(daemon);
     for mut process in [chosen, other] {
         drop(process.input());

@@ -15,7 +15,7 @@ use crate::support::process::wait_until;
 use crate::trim::made;
 
 /// The arguments that attach it with a library of this test's own, to every byte.
-fn attaching(pid: u32, library: &Path, sample_bytes: u64) -> Vec<String> {
+pub(crate) fn attaching(pid: u32, library: &Path, sample_bytes: u64) -> Vec<String> {
     let library = library.to_str().unwrap();
     ["attach-sampler", &pid.to_string(), "--library", library, "--sample-bytes", &sample_bytes.to_string(), "--samples-per-second", "0"]
         .map(str::to_owned)
@@ -23,23 +23,23 @@ fn attaching(pid: u32, library: &Path, sample_bytes: u64) -> Vec<String> {
 }
 
 /// The arguments that detach it.
-fn detaching(pid: u32) -> Vec<String> {
+pub(crate) fn detaching(pid: u32) -> Vec<String> {
     ["attach-sampler", "--detach", &pid.to_string()].map(str::to_owned).to_vec()
 }
 
-/// Runs one of these, again for as long as the program has not begun to wait; its report.
-fn settled(arguments: &[String]) -> Value {
+/// Runs one of these, again for as long as the program has not begun to wait, or its thread is not given a processor; its report.
+pub(crate) fn settled(arguments: &[String]) -> Value {
     let mut report = Value::Null;
     wait_until("a thread of the program waits", || {
         report = made(arguments);
-        report["refused"] != "no_parked_thread"
+        report["refused"] != "no_parked_thread" && report["refused"] != "not_stopped"
     });
     report
 }
 
 /// The same; nothing is refused.
 #[track_caller]
-fn done(arguments: &[String]) -> Value {
+pub(crate) fn done(arguments: &[String]) -> Value {
     let report = settled(arguments);
     assert!(report["refused"].is_null() && !report["calls"].as_array().unwrap().is_empty(), "{report}");
     report

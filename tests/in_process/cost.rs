@@ -2,14 +2,15 @@
 //! measures: `make bench-in-process`.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use fragprof::attach::AttachReport;
 use fragprof::session::tier::in_process::InProcess;
 use fragprof::session::{Choice, Options, Recorder};
 use tempfile::TempDir;
 
 use crate::support::build::standalone;
-use crate::support::process::run;
+use crate::support::process::{run, wait_until};
 
 /// Rounds of all variants in turn: other load on the machine affects all of them.
 const ROUNDS: usize = 5;
@@ -54,6 +55,27 @@ fn inside(file: &Path, depth: &str, no_stacks: bool) -> (f64, u64) {
     (written(file), lost)
 }
 
+/// The same in a process that runs, to which the library was attached.
+fn attached(file: &Path, depth: &str, no_stacks: bool) -> (f64, u64) {
+    let words = arguments(file, depth, PAIRS);
+    let mut child = Command::new(&words[0]).args(&words[1..]).arg("wait").stdin(Stdio::piped()).spawn().unwrap();
+    let options = || Options { no_stacks, ..Options::default() };
+    let mut begun = None;
+    wait_until("the program waits", || {
+        let process = fragprof::process::Process::open(fragprof::units::Pid(child.id())).unwrap();
+        let mut report = AttachReport::of(&process);
+        begun = InProcess::attach(options(), process, None, &mut report).ok();
+        begun.is_some()
+    });
+    let mut recorder = begun.unwrap();
+    drop(child.stdin.take());
+    while recorder.step(std::time::Duration::from_millis(100)) {}
+    assert!(child.wait().unwrap().success());
+    let profile = recorder.finish().unwrap();
+    let lost = profile.meta.losses.iter().filter(|loss| loss.name.starts_with("lost_")).map(|loss| loss.value).sum();
+    (written(file), lost)
+}
+
 fn by_probes(file: &Path, depth: &str, no_stacks: bool) -> f64 {
     let mut recorder = Recorder::new(Options { no_stacks, source: Choice::Functions, ..Options::default() }).unwrap();
     recorder.launch(&arguments(file, depth, "30000")).unwrap();
@@ -73,12 +95,17 @@ fn a_pair_recorded_from_inside_by_probes_and_by_heaptrack() {
     println!("nanoseconds of CPU time per malloc/free pair, the least of {ROUNDS} rounds");
     for depth in DEPTHS {
         let frames = depth.parse::<u32>().unwrap() + 4;
-        let mut of: [Vec<f64>; 6] = Default::default();
+        let mut of: [Vec<f64>; 8] = Default::default();
         let mut lost = 0;
         for _ in 0..ROUNDS {
             of[0].push(bare(&file, depth, &[]));
             for (index, no_stacks) in [(1, true), (2, false)] {
                 let (ns, more) = inside(&file, depth, no_stacks);
+                of[index].push(ns);
+                lost += more;
+            }
+            for (index, no_stacks) in [(6, true), (7, false)] {
+                let (ns, more) = attached(&file, depth, no_stacks);
                 of[index].push(ns);
                 lost += more;
             }
@@ -88,9 +115,10 @@ fn a_pair_recorded_from_inside_by_probes_and_by_heaptrack() {
                 of[5].push(bare(&file, depth, &[("LD_PRELOAD", library), ("DUMP_HEAPTRACK_OUTPUT", "/dev/null")]));
             }
         }
-        let [bare, plain, stacks, probes, probes_stacks, heaptrack] = of.each_ref().map(|all| least(all));
+        let [bare, plain, stacks, probes, probes_stacks, heaptrack, attached, attached_stacks] = of.each_ref().map(|all| least(all));
         println!("{frames} frames: not recorded {bare:.0} ns");
         println!("  from inside:  without stacks {plain:.0} ns, with {stacks:.0} ns; {lost} events lost in all rounds");
+        println!("  attached:     without stacks {attached:.0} ns, with {attached_stacks:.0} ns");
         println!(
             "  by probes:    without stacks {probes:.0} ns, with {probes_stacks:.0} ns: {:.0} and {:.0} times as much",
             probes / plain,

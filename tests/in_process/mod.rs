@@ -1,6 +1,7 @@
 //! `fragprof record --in-process`: compared with programs' own ledgers, with a preloaded ledger, and with a recording by probes; and what
 //! happens when the reader or the program is killed, or the memory between them is full.
 
+mod attached;
 mod cost;
 mod ends;
 mod stacks;

@@ -4,7 +4,6 @@
 #include <elf.h>
 
 #include "next.h"
-#include "sample.h"
 #include "system.h"
 
 #define WEAK __attribute__((weak))
@@ -44,6 +43,10 @@ void *pvalloc(size_t size);
 void *reallocarray(void *pointer, size_t count, size_t size);
 void free_sized(void *pointer, size_t size);
 void free_aligned_sized(void *pointer, size_t alignment, size_t size);
+#ifdef FRAGPROF_RECORDER
+int fork(void);
+int dlclose(void *handle);
+#endif
 
 EXPORT OWN_LINES struct fragprof_attached fragprof_attached = { .magic = 0x31415046, .size_bytes = sizeof(struct fragprof_attached) };
 
@@ -123,6 +126,10 @@ static void list_functions(void)
 	add_function("cfree", cfree, next_definition("cfree").address);
 	operators_each(add_function);
 	allocx_each(add_function);
+#ifdef FRAGPROF_RECORDER
+	add_function("fork", fork, next_definition("fork").address);
+	add_function("dlclose", dlclose, next_definition("dlclose").address);
+#endif
 }
 
 /* glibc relocates the addresses in a loaded dynamic section, musl does not: values below the load bias are not relocated. */
@@ -362,22 +369,26 @@ static void end(void)
 	__atomic_store_n(&fragprof_attached.runs, 0, __ATOMIC_RELEASE);
 }
 
-/* Called from outside: swaps all words that hold the allocator's functions. The settings count if none was swapped before. */
-EXPORT void fragprof_attach(uint64_t sample_bytes, uint64_t samples_per_second, uint64_t is_by_site)
+/* Called from outside: swaps all words that hold the allocator's functions. */
+EXPORT void fragprof_attach(uint64_t first, uint64_t second, uint64_t third)
 {
+	uint64_t arguments[3] = { first, second, third };
+
 	if (!begin())
 		return;
 	fragprof_attached.foreign = fragprof_attached.failed = 0;
+	fragprof_attached.refused = ATTACHED_NOT_REFUSED;
 	fragprof_attached.without_malloc = next_definition("malloc").address == NULL || dl_iterate_phdr == NULL;
 	if (!fragprof_attached.without_malloc) {
 		list_functions();
-		if (fragprof_attached.words == 0)
-			sample_configure(sample_bytes, samples_per_second, is_by_site != 0);
+		fragprof_attached.refused = attached_begin(arguments, fragprof_attached.words == 0);
+	}
+	if (!fragprof_attached.without_malloc && fragprof_attached.refused == ATTACHED_NOT_REFUSED) {
 		each_word_of_all(swap_in);
 		/* Objects that were unloaded have taken theirs with them. */
 		fragprof_attached.words = 0;
 		each_word_of_all(count_ours);
-		fragprof_sampler_stats.in_front = fragprof_attached.words != 0;
+		attached_in_front(fragprof_attached.words != 0);
 	}
 	fragprof_attached.passes++;
 	end();
@@ -390,7 +401,7 @@ EXPORT void fragprof_detach(void)
 		return;
 	fragprof_attached.put_back = fragprof_attached.failed = 0;
 	if (dl_iterate_phdr != NULL && function_count != 0) {
-		fragprof_sampler_stats.in_front = 0;
+		attached_in_front(false);
 		each_word_of_all(swap_out);
 		fragprof_attached.words = 0;
 		each_word_of_all(count_ours);

@@ -45,8 +45,28 @@ struct fragprof_attached {
 	uint64_t runs;
 	/* 1 if the process has no malloc that can be found by its name: nothing is done. */
 	uint64_t without_malloc;
+	/* The recorder's: descriptor of the memory that it shares with a reader, plus 1; 0 = none is open. */
+	uint64_t memory_file;
+	/* The recorder's: why the last pass did nothing (enum attached_refusal). */
+	uint64_t refused;
 };
 extern struct fragprof_attached fragprof_attached;
+
+enum attached_refusal {
+	ATTACHED_NOT_REFUSED = 0,
+	/* Another reader takes the events. */
+	ATTACHED_HAS_READER = 1,
+	/* The memory cannot be mapped, or its reader does not answer. */
+	ATTACHED_NO_MEMORY = 2,
+	/* The C library keeps a thread's number in another place. */
+	ATTACHED_UNKNOWN_THREADS = 3,
+};
+
+/* What an attached library does, sampling (attached_sampler.c) or recording (attached_recorder.c). Before a pass, with the arguments of
+ * fragprof_attach; `is_first`: no word leads to the library. */
+enum attached_refusal attached_begin(const uint64_t arguments[3], bool is_first);
+/* After a pass or a detaching: whether words lead to the library. */
+void attached_in_front(bool in_front);
 
 /* A function that can be called through a word: `ours` stands for `next`. */
 typedef void attach_function(const char *name, const void *ours, const void *next);

@@ -20,8 +20,6 @@
 #define LOST_BETWEEN_LOOKS 4096u
 #define PATH_BYTES 128
 
-__thread struct recorder_thread recorder_thread;
-
 static const volatile uint32_t record_off;
 const volatile uint32_t *record_state OWN_LINES = &record_off;
 
@@ -40,7 +38,12 @@ static struct {
 } shared OWN_LINES;
 
 enum { UNTRIED, ATTACHING, ATTACHED, OFF };
+#ifdef FRAGPROF_ATTACHED
+/* Until record_begin. */
+static uint32_t attachment = OFF;
+#else
 static uint32_t attachment;
+#endif
 static char path[PATH_BYTES];
 static bool is_path_known;
 static bool is_in_front, is_in_front_known;
@@ -114,12 +117,11 @@ static size_t head_bytes(uint32_t chunks)
 }
 
 /* Maps the shared memory. */
-static bool map(void)
+static bool map(int file)
 {
 	const struct fp_ring *header;
 	uint32_t chunks = 0;
 	uint8_t *memory = NULL;
-	int file = open_file(path, O_RDWR_);
 
 	if (file < 0)
 		return false;
@@ -146,8 +148,11 @@ static bool map(void)
 /* Memory that a forked child finds empty. */
 static bool map_state(void)
 {
-	volatile uint32_t *state = map_memory(4096, PROT_READ_ | PROT_WRITE_, MAP_PRIVATE_ | MAP_ANONYMOUS_, -1);
+	volatile uint32_t *state;
 
+	if (shared.state != NULL)
+		return true;
+	state = map_memory(4096, PROT_READ_ | PROT_WRITE_, MAP_PRIVATE_ | MAP_ANONYMOUS_, -1);
 	if (state == NULL)
 		return false;
 	if (failed(system_call(CALL_MADVISE, (long)state, 4096, MADV_WIPEONFORK_, 0, 0, 0)))
@@ -185,27 +190,35 @@ static bool announce(uint32_t origin, uint32_t parent)
 	return false;
 }
 
-/* In a forked child, or before the first event. */
-static bool attach(bool is_child)
+/* Announces the process; its calls are recorded from now on. */
+static bool turn_on(uint32_t origin, uint32_t parent)
 {
-	uint32_t parent = 0, origin = FP_RING_ORIGIN_IMAGE;
-
-	if (is_child) {
-		origin = recorder_thread.is_forking ? FP_RING_ORIGIN_FORK : FP_RING_ORIGIN_UNKNOWN_FORK;
-		parent = shared.owner & 0xffff;
-		tickets.next = 0;
-		serials = 0;
-		early = 0;
-		modules_forked();
-	} else if (!map() || !map_state()) {
-		return false;
-	}
 	if (__atomic_load_n(&shared.ring->closed, __ATOMIC_RELAXED) != 0 || !announce(origin, parent))
 		return false;
 	*shared.state = RECORD_ON;
 	__atomic_store_n(&attachment, (uint32_t)ATTACHED, __ATOMIC_RELEASE);
 	__atomic_store_n(&record_state, shared.state, __ATOMIC_RELEASE);
 	return true;
+}
+
+/* In a forked child, or before the first event. */
+static bool attach(bool is_child)
+{
+	uint32_t parent = 0, origin = FP_RING_ORIGIN_IMAGE;
+
+	if (is_child) {
+		bool is_forking = recorder_thread_known() && this_thread.is_forking;
+
+		origin = is_forking ? FP_RING_ORIGIN_FORK : FP_RING_ORIGIN_UNKNOWN_FORK;
+		parent = shared.owner & 0xffff;
+		tickets.next = 0;
+		serials = 0;
+		early = 0;
+		modules_forked();
+	} else if (!map(open_file(path, O_RDWR_)) || !map_state()) {
+		return false;
+	}
+	return turn_on(origin, parent);
 }
 
 RARE bool record_attach(void)
@@ -234,6 +247,42 @@ RARE bool record_attach(void)
 	return false;
 }
 
+#ifdef FRAGPROF_ATTACHED
+bool record_has_reader(void)
+{
+	return *record_state == RECORD_ON && __atomic_load_n(&shared.ring->closed, __ATOMIC_RELAXED) == 0 && !reader_is_gone();
+}
+
+/* Called while no word leads to the library, or after the last reader has gone. A thread that is still in a call of the last recording writes
+ * into that one's memory, which stays mapped, and claims nothing of the new one (claim). */
+bool record_begin(int file)
+{
+	turn_off();
+	__atomic_store_n(&attachment, (uint32_t)ATTACHING, __ATOMIC_RELEASE);
+	shared.owner &= 0xffff0000u;
+	tickets.next = 0;
+	serials = 0;
+	early = 0;
+	stacks_forget();
+	walk_forget();
+	if (map(file) && map_state() && turn_on(FP_RING_ORIGIN_ATTACHED, 0))
+		return true;
+	turn_off();
+	return false;
+}
+
+void record_end(void)
+{
+	turn_off();
+}
+#endif
+
+RARE bool record_without_thread(bool is_free)
+{
+	count(is_free ? &shared.process->lost_frees : &shared.process->lost_allocs);
+	return false;
+}
+
 /* The chunk's owner has left it. */
 static void leave(struct recorder_thread *thread)
 {
@@ -250,6 +299,9 @@ RARE static bool claim(struct recorder_thread *thread)
 	uint32_t owner = (shared.owner & 0xffff) << FP_RING_STATE_BITS;
 	uint32_t returned = __atomic_load_n(&shared.ring->returned, __ATOMIC_RELAXED);
 
+	/* It is still in a call of an earlier recording. */
+	if (thread->owner != shared.owner)
+		return false;
 	if (thread->full_at == returned + 1) {
 		if (++thread->refused % LOST_BETWEEN_LOOKS == 0 && reader_is_gone())
 			turn_off();
@@ -395,7 +447,7 @@ __attribute__((noinline)) static uint32_t take_stack(struct recorder_thread *thr
 
 void record_alloc(void *pointer, size_t size_bytes, uint32_t how, const void *function, const struct caller *caller)
 {
-	struct recorder_thread *thread = &recorder_thread;
+	struct recorder_thread *thread = &this_thread;
 	uint32_t stack = 0;
 
 	if (!enter(thread)) {
@@ -411,7 +463,7 @@ void record_alloc(void *pointer, size_t size_bytes, uint32_t how, const void *fu
 
 void record_free(void *pointer, const void *function, const struct caller *caller)
 {
-	struct recorder_thread *thread = &recorder_thread;
+	struct recorder_thread *thread = &this_thread;
 	uint32_t stack = 0;
 
 	if (!enter(thread)) {
@@ -427,7 +479,7 @@ void record_free(void *pointer, const void *function, const struct caller *calle
 
 static void record_other(uint32_t kind, uint64_t address, unsigned long long *lost)
 {
-	struct recorder_thread *thread = &recorder_thread;
+	struct recorder_thread *thread = &this_thread;
 
 	if (!enter(thread)) {
 		count(lost);
@@ -457,20 +509,23 @@ void record_failed(void)
 EXPORT int fork(void)
 {
 	static int (*next_fork)(void);
-	struct recorder_thread *thread = &recorder_thread;
-	bool is_on = recording();
+	struct recorder_thread *thread;
+	bool is_on = recording(false);
 	int pid;
 
 	if (next_fork == NULL)
 		next_fork = next_definition("fork").address;
 	if (next_fork == NULL)
 		return -1;
+	if (!is_on)
+		return next_fork();
+	thread = &this_thread;
 	thread->is_forking = 1;
 	pid = next_fork();
-	if (is_on && pid == 0)
+	if (pid == 0)
 		record_attach();
 	thread->is_forking = 0;
-	if (is_on && pid > 0)
+	if (pid > 0)
 		record_other(FP_RING_FORK, (uint32_t)pid, &shared.process->lost_others);
 	return pid;
 }

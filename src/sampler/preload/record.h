@@ -9,36 +9,8 @@
 #ifndef FRAGPROF_RECORD_H
 #define FRAGPROF_RECORD_H
 
-#include "platform.h"
+#include "recorder_thread.h"
 #include "ring.h"
-#include "walk.h"
-
-/* A thread's state. Zero at its start. */
-struct recorder_thread {
-	/* The next free cell, and the end of the chunk. */
-	struct fp_ring_event *next, *end;
-	struct fp_ring_chunk *chunk;
-	uint32_t chunk_number;
-	/* The process for which these are; another one after a fork. */
-	uint32_t owner;
-	uint32_t tid;
-	/* A call is being recorded: another one can only be of a signal handler. */
-	uint32_t is_busy;
-	uint32_t nested;
-	/* The number of chunks given back at the last search for one that failed, plus 1; 0 = it did not fail. */
-	uint32_t full_at;
-	uint32_t refused;
-	/* A fork of this thread is in progress. */
-	uint32_t is_forking;
-	/* Calls recorded so far: an outer call that sees it change leaves the block to the inner one. */
-	uint32_t recorded;
-	/* The stack pointer of a call in progress whose inner calls are not recorded; 0 if there is none. */
-	uintptr_t outer_sp;
-	uint32_t inner_skipped;
-	struct readable readable;
-	struct walk_last last;
-};
-extern __thread struct recorder_thread recorder_thread __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
 #define RECORD_ON 1u
 /* RECORD_ON while calls are recorded. In memory that a child of fork finds empty (MADV_WIPEONFORK). */
@@ -48,6 +20,14 @@ extern const volatile uint32_t *record_state __attribute__((visibility("hidden")
 bool record_attach(void);
 /* The path of the shared memory, from the environment; before the first event if possible. */
 void record_set_path(const char *path);
+#ifdef FRAGPROF_ATTACHED
+/* Whether a reader takes the events. */
+bool record_has_reader(void);
+/* Records into the shared memory of this file from now on, as soon as its reader has looked at the process. While there is no other one. */
+bool record_begin(int file);
+/* Records nothing more. */
+void record_end(void);
+#endif
 /* Whether calls of malloc reach the library. */
 void record_set_in_front(bool in_front);
 
@@ -58,20 +38,25 @@ void record_realloc_free(void *pointer);
 void record_realloc_fail(void *pointer);
 /* An allocation failed. */
 void record_failed(void);
+/* A call of a thread without a state is counted as lost; false. */
+bool record_without_thread(bool is_free);
 
 /* `how`: log2 of the alignment asked for, and RECORD_ZEROED. */
 #define RECORD_ZEROED 64u
 
-static inline bool recording(void)
+/* Whether calls are recorded, and this one, of whose kind it is said, can be: if the thread has no state, it is counted. */
+static inline bool recording(bool is_free)
 {
-	return likely(*record_state == RECORD_ON) || record_attach();
+	if (unlikely(*record_state != RECORD_ON) && !record_attach())
+		return false;
+	return likely(recorder_thread_known()) || record_without_thread(is_free);
 }
 
 /* As sample_is_inner (sample.h). */
 #define INNER_MAX 16
 static inline bool record_is_inner(void)
 {
-	struct recorder_thread *thread = &recorder_thread;
+	struct recorder_thread *thread = &this_thread;
 
 	return unlikely(thread->outer_sp != 0) && stack_pointer() < thread->outer_sp && ++thread->inner_skipped <= INNER_MAX;
 }
@@ -79,9 +64,9 @@ static inline bool record_is_inner(void)
 /* The call's block, recorded unless a call within did: for operator new, whose innermost call counts. */
 #define RECORD_INNER(size, call)                                                                     \
 	({                                                                                           \
-		uint32_t recorded_ = recorder_thread.recorded;                                       \
+		uint32_t recorded_ = this_thread.recorded;                                       \
 		void *pointer_ = (call);                                                             \
-		if (likely(pointer_ != NULL && recorder_thread.recorded == recorded_))               \
+		if (likely(pointer_ != NULL && this_thread.recorded == recorded_))               \
 			record_alloc(pointer_, (size), 0, NULL, &CALLER());              \
 		pointer_;                                                                            \
 	})
@@ -90,8 +75,8 @@ static inline bool record_is_inner(void)
 struct sampled {
 	uint8_t unused;
 };
-#define listening_alloc() recording()
-#define listening_free() recording()
+#define listening_alloc() recording(false)
+#define listening_free() recording(true)
 #define set_may_hold(pointer) ((pointer) != NULL)
 #define SAMPLE_INNER(size, call) RECORD_INNER(size, call)
 #define NOTE_CALLER_OF_NEW() ((void)0)

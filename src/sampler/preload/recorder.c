@@ -10,9 +10,14 @@
 /* The alignment of valloc. */
 #define PAGE_BITS 12u
 
-static bool records(void)
+static bool records_alloc(void)
 {
-	return recording() && !record_is_inner();
+	return recording(false) && !record_is_inner();
+}
+
+static bool records_free(void)
+{
+	return recording(true) && !record_is_inner();
 }
 
 static uint32_t alignment_bits(size_t alignment)
@@ -25,10 +30,10 @@ static uint32_t alignment_bits(size_t alignment)
 	({                                                                    \
 		void *pointer_;                                               \
                                                                               \
-		recorder_thread.outer_sp = stack_pointer();                   \
-		recorder_thread.inner_skipped = 0;                            \
+		this_thread.outer_sp = stack_pointer();                   \
+		this_thread.inner_skipped = 0;                            \
 		pointer_ = (call);                                            \
-		recorder_thread.outer_sp = 0;                                 \
+		this_thread.outer_sp = 0;                                 \
 		if (likely(pointer_ != NULL))                                 \
 			record_alloc(pointer_, (size), (how), (function), &CALLER()); \
 		else                                                          \
@@ -40,7 +45,7 @@ EXPORT void *malloc(size_t size)
 {
 	void *pointer;
 
-	if (unlikely(!records()))
+	if (unlikely(!records_alloc()))
 		return next.malloc(size);
 	pointer = next.malloc(size);
 	if (likely(pointer != NULL))
@@ -52,7 +57,7 @@ EXPORT void *malloc(size_t size)
 
 EXPORT void free(void *pointer)
 {
-	if (likely(pointer != NULL) && likely(records()))
+	if (likely(pointer != NULL) && likely(records_free()))
 		record_free(pointer, (const void *)next.free, &CALLER());
 	next.free(pointer);
 }
@@ -63,14 +68,14 @@ EXPORT void cfree(void *pointer) __attribute__((alias("free")));
 /* C23: frees with a hint that is only passed on. */
 EXPORT void free_sized(void *pointer, size_t size)
 {
-	if (pointer != NULL && records())
+	if (pointer != NULL && records_free())
 		record_free(pointer, (const void *)next.free, &CALLER());
 	next.free_sized(pointer, size);
 }
 
 EXPORT void free_aligned_sized(void *pointer, size_t alignment, size_t size)
 {
-	if (pointer != NULL && records())
+	if (pointer != NULL && records_free())
 		record_free(pointer, (const void *)next.free, &CALLER());
 	next.free_aligned_sized(pointer, alignment, size);
 }
@@ -79,7 +84,7 @@ EXPORT void *calloc(size_t count, size_t size)
 {
 	size_t total;
 
-	if (!records() || __builtin_mul_overflow(count, size, &total))
+	if (!records_alloc() || __builtin_mul_overflow(count, size, &total))
 		return next.calloc(count, size);
 	return RECORD_OUTER(total, RECORD_ZEROED, (const void *)next.calloc, next.calloc(count, size));
 }
@@ -93,10 +98,10 @@ static void *realloc_recorded(void *pointer, size_t size, const struct caller *c
 		record_realloc_free(pointer);
 	else if (pointer != NULL && size == 0)
 		record_free(pointer, (const void *)next.realloc, caller);
-	recorder_thread.outer_sp = stack_pointer();
-	recorder_thread.inner_skipped = 0;
+	this_thread.outer_sp = stack_pointer();
+	this_thread.inner_skipped = 0;
 	moved = next.realloc(pointer, size);
-	recorder_thread.outer_sp = 0;
+	this_thread.outer_sp = 0;
 	if (likely(moved != NULL)) {
 		record_alloc(moved, size, 0, (const void *)next.realloc, caller);
 		return moved;
@@ -110,7 +115,7 @@ static void *realloc_recorded(void *pointer, size_t size, const struct caller *c
 
 EXPORT void *realloc(void *pointer, size_t size)
 {
-	return records() ? realloc_recorded(pointer, size, &CALLER()) : next.realloc(pointer, size);
+	return records_alloc() ? realloc_recorded(pointer, size, &CALLER()) : next.realloc(pointer, size);
 }
 
 EXPORT void *reallocarray(void *pointer, size_t count, size_t size)
@@ -121,14 +126,14 @@ EXPORT void *reallocarray(void *pointer, size_t count, size_t size)
 	if (__builtin_mul_overflow(count, size, &total))
 		return next.reallocarray(pointer, count, size);
 	/* glibc's and musl's call realloc, which is interposed. */
-	return records() ? realloc_recorded(pointer, total, &CALLER()) : next.realloc(pointer, total);
+	return records_alloc() ? realloc_recorded(pointer, total, &CALLER()) : next.realloc(pointer, total);
 }
 
 EXPORT int posix_memalign(void **out, size_t alignment, size_t size)
 {
 	int error;
 
-	if (!records())
+	if (!records_alloc())
 		return next.posix_memalign(out, alignment, size);
 	RECORD_OUTER(size, alignment_bits(alignment), (const void *)next.posix_memalign,
 		     (error = next.posix_memalign(out, alignment, size)) == 0 ? *out : NULL);
@@ -137,28 +142,28 @@ EXPORT int posix_memalign(void **out, size_t alignment, size_t size)
 
 EXPORT void *aligned_alloc(size_t alignment, size_t size)
 {
-	if (!records())
+	if (!records_alloc())
 		return next.aligned_alloc(alignment, size);
 	return RECORD_OUTER(size, alignment_bits(alignment), (const void *)next.aligned_alloc, next.aligned_alloc(alignment, size));
 }
 
 EXPORT void *memalign(size_t alignment, size_t size)
 {
-	if (!records())
+	if (!records_alloc())
 		return next.memalign(alignment, size);
 	return RECORD_OUTER(size, alignment_bits(alignment), (const void *)next.memalign, next.memalign(alignment, size));
 }
 
 EXPORT void *valloc(size_t size)
 {
-	if (!records())
+	if (!records_alloc())
 		return next.valloc(size);
 	return RECORD_OUTER(size, PAGE_BITS, (const void *)next.valloc, next.valloc(size));
 }
 
 EXPORT void *pvalloc(size_t size)
 {
-	if (!records())
+	if (!records_alloc())
 		return next.pvalloc(size);
 	return RECORD_OUTER(size, PAGE_BITS, (const void *)next.pvalloc, next.pvalloc(size));
 }

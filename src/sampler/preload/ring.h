@@ -66,6 +66,7 @@ enum fp_ring_origin {
 	FP_RING_ORIGIN_IMAGE = 1,        /* a program that was executed */
 	FP_RING_ORIGIN_FORK = 2,         /* a child of fork; its parent sends FP_RING_FORK */
 	FP_RING_ORIGIN_UNKNOWN_FORK = 3, /* a child that began in another way: its parent sends nothing */
+	FP_RING_ORIGIN_ATTACHED = 4,     /* a process that ran before */
 };
 
 struct fp_ring_process {

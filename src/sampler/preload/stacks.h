@@ -9,4 +9,7 @@ uint32_t stacks_number(uint64_t hash, bool *is_sent);
 /* Its frames have been sent. */
 void stacks_set_sent(uint32_t number);
 
+/* All numbers are free again, for another reader. */
+void stacks_forget(void);
+
 #endif

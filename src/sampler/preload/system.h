@@ -5,11 +5,11 @@
 #include "platform.h"
 
 #ifdef __x86_64__
-enum { CALL_CLOSE = 3, CALL_READ = 0, CALL_MMAP = 9, CALL_MUNMAP = 11, CALL_SIGPROCMASK = 14, CALL_MADVISE = 28, CALL_GETPID = 39,
-       CALL_GETTID = 186, CALL_FUTEX = 202, CALL_OPENAT = 257 };
+enum { CALL_CLOSE = 3, CALL_READ = 0, CALL_FSTAT = 5, CALL_MMAP = 9, CALL_MUNMAP = 11, CALL_SIGPROCMASK = 14, CALL_MADVISE = 28, CALL_GETPID = 39,
+       CALL_GETTID = 186, CALL_FUTEX = 202, CALL_OPENAT = 257, CALL_MEMFD_CREATE = 319 };
 #else
-enum { CALL_CLOSE = 57, CALL_READ = 63, CALL_MMAP = 222, CALL_MUNMAP = 215, CALL_SIGPROCMASK = 135, CALL_MADVISE = 233,
-       CALL_GETPID = 172, CALL_GETTID = 178, CALL_FUTEX = 98, CALL_OPENAT = 56 };
+enum { CALL_CLOSE = 57, CALL_READ = 63, CALL_FSTAT = 80, CALL_MMAP = 222, CALL_MUNMAP = 215, CALL_SIGPROCMASK = 135, CALL_MADVISE = 233,
+       CALL_GETPID = 172, CALL_GETTID = 178, CALL_FUTEX = 98, CALL_OPENAT = 56, CALL_MEMFD_CREATE = 279 };
 #endif
 
 /* The result, or minus the error number. */
@@ -39,7 +39,8 @@ static inline long system_call(long number, long a, long b, long c, long d, long
 
 /* <asm/mman.h>, <linux/futex.h>, <fcntl.h>: the same on both machines, except O_CLOEXEC's neighbours, which are not used. */
 enum {
-	MAP_SHARED_ = 1, MAP_PRIVATE_ = 2, MAP_ANONYMOUS_ = 0x20, PROT_READ_ = 1, PROT_WRITE_ = 2, MADV_WIPEONFORK_ = 18,
+	MAP_SHARED_ = 1, MAP_PRIVATE_ = 2, MAP_ANONYMOUS_ = 0x20, PROT_READ_ = 1, PROT_WRITE_ = 2, MADV_WIPEONFORK_ = 18, MADV_DONTNEED_ = 4,
+	MFD_CLOEXEC_ = 1, MFD_ALLOW_SEALING_ = 2,
 	FUTEX_WAIT_ = 0, FUTEX_WAKE_ = 1, O_RDONLY_ = 0, O_RDWR_ = 2, O_CLOEXEC_ = 02000000, AT_FDCWD_ = -100, ERROR_MAX = 4095,
 };
 

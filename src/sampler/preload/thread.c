@@ -8,7 +8,7 @@ OWN_LINES struct thread_slot thread_slots[THREADS];
 
 RARE struct thread *thread_elsewhere(uintptr_t pointer)
 {
-	uint32_t home = thread_home(pointer);
+	uint32_t home = thread_home(pointer, THREAD_BITS);
 	struct thread_slot *slot;
 
 	for (uint32_t i = 0; i < PLACES; i++) {

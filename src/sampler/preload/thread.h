@@ -9,7 +9,7 @@
 #ifndef FRAGPROF_THREAD_H
 #define FRAGPROF_THREAD_H
 
-#include "platform.h"
+#include "thread_pointer.h"
 
 #ifdef FRAGPROF_ATTACHED
 
@@ -24,24 +24,6 @@ struct thread_slot {
 } OWN_LINES;
 extern struct thread_slot thread_slots[THREADS] __attribute__((visibility("hidden")));
 
-static inline uintptr_t thread_pointer(void)
-{
-	uintptr_t pointer;
-
-#ifdef __x86_64__
-	/* System V ABI, "Thread-Local Storage": the word there is its own address. */
-	__asm__("movq %%fs:0, %0" : "=r"(pointer));
-#else
-	__asm__("mrs %0, tpidr_el0" : "=r"(pointer));
-#endif
-	return pointer;
-}
-
-static inline uint32_t thread_home(uintptr_t pointer)
-{
-	return (uint32_t)((pointer * 0x9e3779b97f4a7c15u) >> (64 - THREAD_BITS));
-}
-
 /* The slot of a thread that is not at its first place. */
 struct thread *thread_elsewhere(uintptr_t pointer);
 
@@ -49,7 +31,7 @@ struct thread *thread_elsewhere(uintptr_t pointer);
 static inline struct thread *thread_at_home(void)
 {
 	uintptr_t pointer = thread_pointer();
-	struct thread_slot *slot = &thread_slots[thread_home(pointer)];
+	struct thread_slot *slot = &thread_slots[thread_home(pointer, THREAD_BITS)];
 
 	return likely(slot->owner == pointer) ? &slot->thread : NULL;
 }

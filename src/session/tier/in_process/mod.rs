@@ -1,4 +1,4 @@
-//! Records every call by a library that is preloaded into the processes, through memory that they share with the recorder.
+//! Records every call by a library in the processes, preloaded or attached, through memory that they share with the recorder.
 //!
 //! ```text
 //! process ── preload/record.c ──→ ring::Memory ── feed (thread): ring::Reader → LedgerSink ──→ Shard (ledgers)
@@ -9,6 +9,7 @@
 //! Ledgers, trace, censuses and report are those of a recording by probes. No BPF program is loaded, and no process is traced, so it needs no
 //! privilege over a command that one may start and read. What only the kernel tells is not known: changes of the address space, by stack.
 
+mod attached;
 mod feed;
 
 use std::collections::HashMap;
@@ -21,6 +22,7 @@ use std::sync::{Arc, atomic::AtomicU64};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use self::attached::Attached;
 use self::feed::{Control, Told};
 use crate::bpf::{self, RingOrigin};
 use crate::capture::{self, Counters, Slot, TargetLoss};
@@ -57,6 +59,18 @@ const UNCLAIMED_MAX: Duration = Duration::from_secs(5);
 /// A process that executed a program which does not announce itself within this time is not recorded any more.
 const SILENT_MAX: Duration = Duration::from_secs(2);
 
+/// Bytes of the shared memory, and what is recorded into it, `RING_*`.
+fn of_memory(options: &Options) -> (u64, u32) {
+    let mut flags = 0;
+    if !options.no_stacks {
+        flags |= bpf::RING_STACKS;
+    }
+    if options.free_stacks {
+        flags |= bpf::RING_FREE_STACKS;
+    }
+    (options.ring_bytes.map_or(BYTES_DEFAULT, u64::from), flags)
+}
+
 /// A child that waits.
 struct Waiting {
     announced: Announced,
@@ -79,6 +93,8 @@ pub struct InProcess {
     next_slot: Slot,
     /// By slot: the program, and since when the process has another one.
     programs: HashMap<u16, (PathBuf, Option<Instant>)>,
+    /// The process to which the library was attached.
+    attached: Option<Attached>,
     command: Option<Child>,
     status: Option<ExitStatus>,
     planner: Planner,
@@ -86,6 +102,7 @@ pub struct InProcess {
     walker: Option<Walker>,
     notes: Vec<String>,
     unwatched_children: u64,
+    children_ignored: u64,
     started: Instant,
     started_at: SystemTime,
     started_ns: u64,
@@ -98,14 +115,13 @@ impl InProcess {
     /// # Errors
     /// If the system has no memory or no thread.
     pub fn new(options: Options) -> Result<Self, Error> {
-        let mut flags = 0;
-        if !options.no_stacks {
-            flags |= bpf::RING_STACKS;
-        }
-        if options.free_stacks {
-            flags |= bpf::RING_FREE_STACKS;
-        }
-        let memory = Arc::new(Memory::create(options.ring_bytes.map_or(BYTES_DEFAULT, u64::from), flags)?);
+        let (bytes, flags) = of_memory(&options);
+        Self::reading(options, Memory::create(bytes, flags)?)
+    }
+
+    /// Reads this memory.
+    fn reading(options: Options, memory: Memory) -> Result<Self, Error> {
+        let memory = Arc::new(memory);
         let control = Arc::<Control>::default();
         let shard = SharedShard::default();
         lock(&shard).follow_children = options.follow_children;
@@ -132,6 +148,7 @@ impl InProcess {
             unclaimed: HashMap::new(),
             next_slot: Slot { index: 0, generation: 1 },
             programs: HashMap::new(),
+            attached: None,
             command: None,
             status: None,
             planner: Planner::new(Features::of_host().emulation()),
@@ -139,6 +156,7 @@ impl InProcess {
             walker,
             notes: Vec::new(),
             unwatched_children: 0,
+            children_ignored: 0,
             started: Instant::now(),
             started_at: SystemTime::now(),
             started_ns: monotonic_ns(),
@@ -235,14 +253,18 @@ impl InProcess {
     /// Admits a process image.
     fn meet(&mut self, waiting: Waiting) {
         let announced = waiting.announced;
-        let pid = Pid(announced.pid);
+        if !self.options.follow_children && matches!(announced.origin, RingOrigin::Fork | RingOrigin::UnknownFork) {
+            self.leave_alone(&announced);
+            self.children_ignored += 1;
+            return;
+        }
+        // An attached process may be in another pid namespace, and say another number.
+        let attached = self.attached.as_ref().filter(|_| announced.origin == RingOrigin::Attached);
+        let pid = attached.map_or(Pid(announced.pid), |attached| attached.process.pid());
         let process = match self.open(pid) {
             Ok(process) => process,
             Err(reason) => {
-                // It goes on, and nobody takes what it writes.
-                let slot = self.take_slot();
-                self.control.admit(&announced, slot, false);
-                self.memory.admit(announced.entry);
+                self.leave_alone(&announced);
                 self.unwatched_children += 1;
                 self.notes.push(format!("process {pid} could not be watched: {reason}"));
                 return;
@@ -279,7 +301,8 @@ impl InProcess {
             self.name_allocators(slot.index);
         }
         if let (Some(trace), Some(target)) = (&self.options.trace, self.targets.get(&slot.index)) {
-            let header = Header { allocators: target.allocator_files.clone(), is_from_start: true, ..Header::default() };
+            let is_from_start = announced.origin != RingOrigin::Attached;
+            let header = Header { allocators: target.allocator_files.clone(), is_from_start, ..Header::default() };
             trace.begin(&target.process, slot, monotonic_ns(), header);
         }
         self.control.admit(&announced, slot, same_tids);
@@ -288,6 +311,13 @@ impl InProcess {
         if !is_traced {
             self.name_allocators(slot.index);
         }
+    }
+
+    /// The process image goes on, and nobody takes what it writes.
+    fn leave_alone(&mut self, announced: &Announced) {
+        let slot = self.take_slot();
+        self.control.admit(announced, slot, false);
+        self.memory.admit(announced.entry);
     }
 
     /// The process with a number that it gave itself: in another pid namespace it is another process's here.
@@ -314,7 +344,7 @@ impl InProcess {
                 lock(&self.shard).inherited_refused += 1;
                 Ok(None)
             }
-            (RingOrigin::Image, _) => Ok(None),
+            (RingOrigin::Image | RingOrigin::Attached, _) => Ok(None),
         }
     }
 
@@ -464,11 +494,15 @@ impl InProcess {
 
     /// Stops reading: processes that go on record nothing more.
     fn stop(&mut self) {
+        if let Some(note) = self.attached.take().and_then(|attached| attached.take_away()) {
+            self.notes.push(note);
+        }
         self.memory.close();
         self.control.stop();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the reader of the shared memory panicked: what it had not read is lost");
         }
+        self.memory.discard();
     }
 
     /// Ends the recording and builds the profile.
@@ -533,7 +567,7 @@ impl InProcess {
             counters,
             read: self.control.read(),
             unaccounted: 0,
-            children_ignored: 0,
+            children_ignored: self.children_ignored,
             unwatched_children: self.unwatched_children + u64::from(refused),
             notices_lost: 0,
             inherited_refused: lock(&self.shard).inherited_refused,
