@@ -19,7 +19,6 @@ use crate::probe::placement::Emulation;
 use crate::process::elf::{Elf, ReadAt};
 use crate::process::file::{FileIdentity, MappedFile};
 use crate::process::handle::{Process, ProcessError};
-use crate::process::maps::Mapping;
 use crate::units::HumanBytes;
 
 /// The providers, the specified one first.
@@ -84,6 +83,8 @@ pub struct Emitter {
     pub sites: PassedFile,
     /// The library's statistics, if it is fragprof's.
     pub stats: Option<SamplerStats>,
+    /// Where they are in the process.
+    pub stats_address: Option<u64>,
 }
 
 impl Emitter {
@@ -96,6 +97,12 @@ impl Emitter {
     /// Whether it sees the program's allocations. A sampler that another malloc interposes sees none.
     pub fn hears(&self) -> bool {
         self.stats.is_none_or(|stats| stats.in_front)
+    }
+
+    /// The same at present; `None` = the process has ended, or does not have it any more.
+    pub fn hears_now(&self, process: &Process) -> Option<bool> {
+        let Some(address) = self.stats_address else { return Some(true) };
+        stats_at(&process.directory().join("mem"), address).map(|stats| stats.in_front)
     }
 }
 
@@ -146,7 +153,9 @@ impl Finder {
                 continue;
             }
             found.refused.extend(probes.refused.iter().map(|reason| format!("{}: {reason}", file.display_path.display())));
-            let stats = probes.stats_vaddr.and_then(|vaddr| read_stats(process, &file.elf, mapping, vaddr));
+            let bias = file.elf.load_bias(mapping.start.0, mapping.offset);
+            let stats_address = probes.stats_vaddr.and_then(|vaddr| Some(bias?.wrapping_add(vaddr)));
+            let stats = stats_address.and_then(|address| stats_at(&process.directory().join("mem"), address));
             for (provider, allocs, frees) in &probes.sites {
                 found.emitters.push(Emitter {
                     provider,
@@ -154,6 +163,7 @@ impl Finder {
                     identity: file.identity.clone(),
                     sites: PassedFile { path: file.attach_path.clone(), allocs: allocs.clone(), frees: frees.clone() },
                     stats,
+                    stats_address,
                 });
             }
         }
@@ -233,11 +243,6 @@ fn site(probe: &Probe, needed: usize, more: usize, emulation: Emulation) -> Resu
 
 /// Reads the sampler's statistics from the process: magic and size, T, in_front, samples, weight, frees, overflows, their weight, live_max,
 /// limit, lengthened, longest T. A process may have an older version of the library, which has only the first of these.
-fn read_stats<R: ReadAt>(process: &Process, elf: &Elf<R>, mapping: &Mapping, vaddr: u64) -> Option<SamplerStats> {
-    let address = elf.load_bias(mapping.start.0, mapping.offset)?.wrapping_add(vaddr);
-    stats_at(&process.directory().join("mem"), address)
-}
-
 fn stats_at(memory: &Path, address: u64) -> Option<SamplerStats> {
     let mut bytes = [0u8; STATS_BYTES];
     // Memory after the statistics of an older version may not be mapped.

@@ -145,7 +145,7 @@ impl Recorder {
     }
 
     /// From `start_ns` until now the process was not observed completely.
-    fn gap(&mut self, slot: u16, start_ns: u64) {
+    pub(in crate::session) fn gap(&mut self, slot: u16, start_ns: u64) {
         if let Some(watched) = lock(&self.shard).watched.get_mut(&slot) {
             watched.gap(start_ns, monotonic_ns());
         }

@@ -48,6 +48,8 @@ use crate::units::Pid;
 pub(in crate::session) const NOTICES_MAX: usize = 4096;
 /// How often losses are read and ended processes detected without a notice.
 pub(in crate::session) const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Time between two looks whether emitters are still attached; each costs some 10 µs a process.
+const EMITTERS_EVERY: Duration = Duration::from_secs(2);
 
 /// Maximum number of live blocks in a ledger that is settled for each view: a pass over 64 MiB, about 20 ms.
 pub(in crate::session) const SETTLE_BLOCKS_MAX: u64 = 4 << 20;
@@ -87,6 +89,7 @@ pub struct Recorder {
     pub(in crate::session) started_at: SystemTime,
     pub(in crate::session) started_ns: u64,
     pub(in crate::session) checked: Instant,
+    emitters_checked: Instant,
 }
 
 impl Recorder {
@@ -147,6 +150,7 @@ impl Recorder {
             started_at: SystemTime::now(),
             started_ns: monotonic_ns(),
             checked: Instant::now(),
+            emitters_checked: Instant::now(),
         })
     }
 
@@ -427,6 +431,7 @@ impl Recorder {
             trace.sample();
         }
         self.check_losses();
+        self.look_for_detaching();
         for target in self.targets.values_mut() {
             target.look_at_limits(&self.session.capture);
             target.look_for_runtimes(&self.session);
@@ -455,6 +460,19 @@ impl Recorder {
             self.retire(slot);
         }
         self.check_vfork_children();
+    }
+
+    /// Looks whether emitters were detached from their processes: until they are attached again, blocks are freed without a record.
+    fn look_for_detaching(&mut self) {
+        if self.emitters_checked.elapsed() < EMITTERS_EVERY {
+            return;
+        }
+        let checked_ns = monotonic_ns().saturating_sub(u64::try_from(self.emitters_checked.elapsed().as_nanos()).unwrap_or(0));
+        self.emitters_checked = Instant::now();
+        let silent = |(slot, target): (&u16, &mut Target)| Some((*slot, target.look_for_detaching(checked_ns)?));
+        for (slot, since_ns) in self.targets.iter_mut().filter_map(silent).collect::<Vec<_>>() {
+            self.gap(slot, since_ns);
+        }
     }
 
     /// Tells the ledgers how many of their records were lost since the last check.

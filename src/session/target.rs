@@ -68,6 +68,8 @@ pub struct Target {
     pub since: Instant,
     /// The emitters that are listened to, while they are the source.
     pub emitters: Vec<Emitter>,
+    /// Since when none of them has seen the process's calls, because they were detached from it; CLOCK_MONOTONIC nanoseconds.
+    pub detached_ns: Option<u64>,
     /// The heap at the end, if an emitter is the source.
     pub sampled_heap: Option<SampledPicture>,
     /// When `sampled_heap` was measured.
@@ -120,6 +122,7 @@ impl Target {
             since: Instant::now(),
             joined: Instant::now(),
             emitters: Vec::new(),
+            detached_ns: None,
             sampled_heap: None,
             allocators: Vec::new(),
             allocator_files: Vec::new(),
@@ -222,6 +225,24 @@ impl Target {
         }
         self.emitters = heard;
         Ok(())
+    }
+
+    /// Notices that its emitters were detached from it, or are attached again. A time during which nothing was seen, if one is to be noted:
+    /// from when on, and it ends now.
+    pub fn look_for_detaching(&mut self, checked_ns: u64) -> Option<u64> {
+        if self.source != Source::Emitter || self.starting.is_some() {
+            return None;
+        }
+        let hears: Vec<bool> = self.emitters.iter().filter_map(|emitter| emitter.hears_now(&self.process)).collect();
+        match self.detached_ns {
+            None if !hears.is_empty() && !hears.contains(&true) => {
+                self.detached_ns = Some(checked_ns);
+                self.note("the sampler was detached meanwhile: what was allocated and freed since is not known".into());
+                Some(checked_ns)
+            }
+            Some(_) if hears.contains(&true) => self.detached_ns.take(),
+            _ => None,
+        }
     }
 
     /// The mean sample distance that the emitter reports; the outer `None` = no emitter is the source.

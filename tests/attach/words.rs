@@ -1,16 +1,19 @@
 //! What is written in the process: after detaching, every byte of its writable files' mappings is what it was, and every permission.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::process::Command;
 
 use fragprof::sampler::library::Flavour;
 
 use super::{attaching, detaching, done};
+use crate::emitter::report::Estimates;
 use crate::sampler::programs::Libraries;
 use crate::support::LIMIT;
 use crate::support::build::tool;
 use crate::support::process::Process;
+use crate::support::recording::{Recording, fragprof};
 
 /// The mappings of files, except the sampler's library: permissions and contents of the private ones. What the C library and the dynamic
 /// linker write themselves (their lists, `malloc`'s state) lies in the same mappings, so only what the words of other objects are is
@@ -81,4 +84,36 @@ fn after_detaching_no_word_of_the_process_is_changed() {
         programs += 1;
     }
     assert!(programs >= 2);
+}
+
+/// A recording that listens when the sampler is detached keeps no block that is freed afterwards, and says why.
+#[test]
+fn blocks_freed_after_detaching_are_not_live_for_who_listened() {
+    if crate::support::bpf().is_none() {
+        return;
+    }
+    let libraries = Libraries::new();
+    let Some(perl) = tool("perl") else { return };
+    // It holds 20 MB when it is told to, and frees them.
+    let script = "$| = 1; print \"ready\\n\"; while (<STDIN>) { if (/hold/) { push @b, 'x' x 1e4 for 1..2000 } else { undef @b } print \"done\\n\" }";
+    let mut process = Process::start_piped(Command::new(perl).args(["-e", script]));
+    process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
+    let pid = process.pid();
+    done(&attaching(pid, &libraries.path(Flavour::Attached), 4096));
+    let recording = Recording::attach_by(fragprof(), &[pid], &["--mode", "sampled"]);
+    let mut input = process.input();
+    let mut tell = |word: &str, answer: usize| {
+        writeln!(input, "{word}").unwrap();
+        process.out.nth(answer, LIMIT).unwrap_or_else(|| panic!("{}", process.err));
+    };
+    tell("hold", 1);
+    done(&detaching(pid));
+    tell("free", 2);
+    // It looks every two seconds.
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    let report = Estimates::of(recording);
+    let live = report.of_process("inuse_bytes", pid).est;
+    assert!(live < 2e6, "{live}");
+    let notes = report.0["processes"].to_string() + &report.0["notes"].to_string();
+    assert!(notes.contains("the sampler was detached meanwhile"), "{notes}");
 }
