@@ -147,7 +147,7 @@ bench-strata: test-deps ## compare sampling by call site with one distance for a
 	$(CARGO) test --test integration errors_of_the_largest -- --ignored --nocapture
 
 .PHONY: bench-attribution
-bench-attribution: test-deps ## measure what share of a live heap has a stack: windows, attached and preloaded sampler (1 hour; ATTRIBUTION_SECONDS=…: shorter)
+bench-attribution: test-deps ## measure what share of a live heap has a stack: windows, attached and preloaded sampler (35 minutes; ATTRIBUTION_SECONDS=…: shorter)
 	@scripts/install-packages.sh postgresql
 	FRAGPROF_ATTRIBUTION_SECONDS=$(ATTRIBUTION_SECONDS) $(CARGO) test --test integration share_of_the_live_heap -- --ignored --nocapture
 

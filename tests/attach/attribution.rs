@@ -5,12 +5,16 @@
 //! make bench-attribution
 //! ```
 
+use std::process::{ChildStdin, Command};
 use std::time::{Duration, Instant};
 
 use super::{attaching, detaching, done};
+use crate::agent::daemon::{Daemon, watching};
 use crate::emitter::report::Estimates;
 use crate::emitter::strata::{SAMPLE_BYTES, Service};
+use crate::emitter::workloads::{Load, Workload, workloads};
 use crate::sampler::programs::Libraries;
+use crate::support::process::Process;
 use crate::support::recording::{Recording, fragprof};
 use crate::trim::programs::number;
 use fragprof::sampler::library::Flavour;
@@ -51,10 +55,69 @@ fn what_real_programs_allocate_after_attaching_is_estimated_as_every_call_is_cou
     }
 }
 
-/// Share of the live heap, by the census at the end, that has a stack, in percent; and the samples per second's cost is in `bench-sampler`.
-fn share(name: &str, way: &str, libraries: &Libraries, time: Duration) -> Option<f64> {
-    let mut service = Service::start(name, way == "preloaded")?;
-    let pid = service.process.pid();
+/// A service that works on demand.
+enum Running {
+    OnDemand(Service),
+    Mariadb {
+        process: Process,
+        load: Box<dyn Load>,
+        input: ChildStdin,
+        _folder: Workload,
+    },
+    /// fragprof's own agent, a Rust service: it watches all processes, and is asked for its metrics and its processes.
+    Agent(Daemon),
+}
+
+impl Running {
+    fn start(name: &str, sampler: bool) -> Option<Self> {
+        let bytes = SAMPLE_BYTES.to_string();
+        let program = env!("CARGO_BIN_EXE_fragprof");
+        let run = [program, "run", "--sample-bytes", bytes.as_str(), "--"].map(str::to_owned);
+        let prefix = if sampler { &run[..] } else { &[] };
+        match name {
+            "mariadb" => {
+                let workload = workloads().into_iter().find(|workload| workload.name == name)?;
+                let mut process = Process::start_piped(&mut workload.command(prefix));
+                let (input, mut load) = (process.input(), workload.load());
+                load.begin(&process);
+                Some(Self::Mariadb { process, load, input, _folder: workload })
+            }
+            "fragprof agent" => Some(Self::Agent(Daemon::start_with(&watching(&["*"], ""), |folder, command| {
+                if sampler {
+                    *command = Command::new(program);
+                    command.args(&prefix[1..]).args([program, "agent", "--config"]).arg(folder.join("agent.toml"));
+                }
+            }))),
+            _ => Service::start(name, sampler).map(Self::OnDemand),
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        match self {
+            Self::OnDemand(service) => service.process.pid(),
+            Self::Mariadb { process, .. } => process.pid(),
+            Self::Agent(daemon) => daemon.process.pid(),
+        }
+    }
+
+    fn work(&mut self) {
+        match self {
+            Self::OnDemand(service) => service.work(),
+            Self::Mariadb { process, load, input, .. } => load.work(process, input),
+            Self::Agent(daemon) => {
+                for _ in 0..10 {
+                    daemon.get("/metrics");
+                    daemon.get("/api/v1/processes");
+                }
+            }
+        }
+    }
+}
+
+/// Shares of the live heap, by the census at the end, in percent: what has a stack; and the same of what was allocated since the start.
+fn shares(name: &str, way: &str, libraries: &Libraries, time: Duration) -> Option<(f64, f64)> {
+    let mut service = Running::start(name, way == "preloaded")?;
+    let pid = service.pid();
     // A heap from before.
     for _ in 0..3 {
         service.work();
@@ -72,7 +135,13 @@ fn share(name: &str, way: &str, libraries: &Libraries, time: Duration) -> Option
     let report = Estimates::of(recording);
     let known = report.of_process("inuse_bytes", pid).est;
     let live = report.0["processes"].as_array().unwrap().iter().find(|process| process["pid"] == pid)?["live_bytes"].as_f64()?;
-    Some(known * 100.0 / live)
+    let stacks = report.0["stacks"].as_array().unwrap().iter().filter(|stack| stack["pid"] == pid);
+    let of_rest = |name: &str| {
+        let rests = stacks.clone().filter(|stack| stack["frames"][0]["function"] == name);
+        rests.filter_map(|stack| stack["live_bytes_est"].as_f64()).sum::<f64>()
+    };
+    let since = known + of_rest("[unattributed]");
+    Some((known * 100.0 / live, if since > 0.0 { known * 100.0 / since } else { 0.0 }))
 }
 
 #[test]
@@ -80,11 +149,21 @@ fn share(name: &str, way: &str, libraries: &Libraries, time: Duration) -> Option
 fn share_of_the_live_heap_that_has_a_stack() {
     let libraries = Libraries::new();
     let time = Duration::from_secs(u64::from(number("FRAGPROF_ATTRIBUTION_SECONDS", 300)));
-    println!("share of the live heap with a stack, {} s after the start of watching\n", time.as_secs());
+    println!(
+        "share of the live heap with a stack, {} s after the start of watching; in brackets, of what is not from before\n",
+        time.as_secs()
+    );
     println!("| program | windows, 1 % | attached | preloaded |\n|---|---|---|---|");
-    for name in PROGRAMS {
-        let shares = ["windows", "attached", "preloaded"].map(|way| share(name, way, &libraries, time));
-        let text = shares.map(|share| share.map_or_else(|| "–".to_owned(), |share| format!("{share:.0} %")));
+    for name in PROGRAMS.into_iter().chain(["mariadb", "fragprof agent"]) {
+        // Three instances of a program at the same time, which work half of it at most.
+        let shares = std::thread::scope(|scope| {
+            let ways = ["windows", "attached", "preloaded"].map(|way| {
+                let libraries = &libraries;
+                scope.spawn(move || shares(name, way, libraries, time))
+            });
+            ways.map(|way| way.join().unwrap())
+        });
+        let text = shares.map(|shares| shares.map_or_else(|| "–".to_owned(), |(live, since)| format!("{live:.0} % ({since:.0} %)")));
         println!("| {name} | {} |", text.join(" | "));
     }
 }

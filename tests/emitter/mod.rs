@@ -14,4 +14,4 @@ pub(crate) mod report;
 mod session;
 mod statistics;
 pub(crate) mod strata;
-mod workloads;
+pub(crate) mod workloads;
