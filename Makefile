@@ -148,7 +148,7 @@ bench-strata: test-deps ## compare sampling by call site with one distance for a
 
 .PHONY: bench-attribution
 bench-attribution: test-deps ## measure what share of a live heap has a stack: windows, attached and preloaded sampler (35 minutes; ATTRIBUTION_SECONDS=…: shorter)
-	@scripts/install-packages.sh postgresql
+	@scripts/install-packages.sh postgresql mariadb-server
 	FRAGPROF_ATTRIBUTION_SECONDS=$(ATTRIBUTION_SECONDS) $(CARGO) test --test integration share_of_the_live_heap -- --ignored --nocapture
 
 ATTRIBUTION_SECONDS ?= 300
@@ -256,6 +256,7 @@ ATTACH_KILLS ?= 1000
 faults-attach: test-deps ## attach and detach the sampler 3,000 times in thirteen programs, and kill the command 1,000 times: prints a table (30 minutes)
 	FRAGPROF_ATTACH_CALLS=$(ATTACH_CALLS) FRAGPROF_ATTACH_KILLS=$(ATTACH_KILLS) \
 		$(CARGO) test --test integration thousands_of_cycles_in_real_programs -- --ignored --nocapture
+	FRAGPROF_RECORDINGS=200 $(CARGO) test --test integration real_programs_go_on_after_recordings -- --nocapture
 
 # Seconds of `make soak`, for example `make soak SECONDS=7200`.
 SECONDS ?= 600

@@ -31,7 +31,7 @@ pub(in crate::session) type FileKey = (u64, u64);
 pub const START_CHUNKS_MAX: usize = 32 << 20;
 
 /// What a profile says of a process that recorded itself.
-pub const IN_PROCESS: &str = "in_process: every allocation and free, by the recorder preloaded into the process";
+pub const IN_PROCESS: &str = "in_process: every allocation and free, by the recorder in the process";
 
 /// The source of a process's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

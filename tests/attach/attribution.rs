@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{attaching, detaching, done};
 use crate::agent::daemon::{Daemon, watching};
-use crate::emitter::report::Estimates;
+use crate::emitter::report::{Estimates, Figure};
 use crate::emitter::strata::{SAMPLE_BYTES, Service};
 use crate::emitter::workloads::{Load, Workload, workloads};
 use crate::sampler::programs::Libraries;
@@ -114,8 +114,9 @@ impl Running {
     }
 }
 
-/// Shares of the live heap, by the census at the end, in percent: what has a stack; and the same of what was allocated since the start.
-fn shares(name: &str, way: &str, libraries: &Libraries, time: Duration) -> Option<(f64, f64)> {
+/// Shares of the live heap, by the census at the end, in percent: what has a stack; and the same of what was allocated since the start,
+/// with its standard error.
+fn shares(name: &str, way: &str, libraries: &Libraries, time: Duration) -> Option<(f64, f64, f64)> {
     let mut service = Running::start(name, way == "preloaded")?;
     let pid = service.pid();
     // A heap from before.
@@ -133,7 +134,7 @@ fn shares(name: &str, way: &str, libraries: &Libraries, time: Duration) -> Optio
         std::thread::sleep(Duration::from_millis(500));
     }
     let report = Estimates::of(recording);
-    let known = report.of_process("inuse_bytes", pid).est;
+    let Figure { est: known, stderr } = report.of_process("inuse_bytes", pid);
     let live = report.0["processes"].as_array().unwrap().iter().find(|process| process["pid"] == pid)?["live_bytes"].as_f64()?;
     let stacks = report.0["stacks"].as_array().unwrap().iter().filter(|stack| stack["pid"] == pid);
     let of_rest = |name: &str| {
@@ -141,7 +142,8 @@ fn shares(name: &str, way: &str, libraries: &Libraries, time: Duration) -> Optio
         rests.filter_map(|stack| stack["live_bytes_est"].as_f64()).sum::<f64>()
     };
     let since = known + of_rest("[unattributed]");
-    Some((known * 100.0 / live, if since > 0.0 { known * 100.0 / since } else { 0.0 }))
+    let of = |bytes: f64, whole: f64| if whole > 0.0 { bytes * 100.0 / whole } else { 0.0 };
+    Some((of(known, live), of(known, since), of(stderr, since)))
 }
 
 #[test]
@@ -154,7 +156,9 @@ fn share_of_the_live_heap_that_has_a_stack() {
         time.as_secs()
     );
     println!("| program | windows, 1 % | attached | preloaded |\n|---|---|---|---|");
-    for name in PROGRAMS.into_iter().chain(["mariadb", "fragprof agent"]) {
+    let only = std::env::var("FRAGPROF_ATTRIBUTION_PROGRAMS").ok();
+    let chosen = |name: &&str| only.as_ref().is_none_or(|only| only.split(',').any(|one| one == *name));
+    for name in PROGRAMS.into_iter().chain(["mariadb", "fragprof agent"]).filter(chosen) {
         // Three instances of a program at the same time, which work half of it at most.
         let shares = std::thread::scope(|scope| {
             let ways = ["windows", "attached", "preloaded"].map(|way| {
@@ -163,7 +167,8 @@ fn share_of_the_live_heap_that_has_a_stack() {
             });
             ways.map(|way| way.join().unwrap())
         });
-        let text = shares.map(|shares| shares.map_or_else(|| "–".to_owned(), |(live, since)| format!("{live:.0} % ({since:.0} %)")));
+        let text = shares
+            .map(|shares| shares.map_or_else(|| "–".to_owned(), |(live, since, error)| format!("{live:.0} % ({since:.0} ± {error:.0} %)")));
         println!("| {name} | {} |", text.join(" | "));
     }
 }

@@ -1,5 +1,6 @@
 //! Every refusal of its own, by name, with the process untouched; those of any injected call are the trim's.
 
+use std::os::unix::fs::FileExt as _;
 use std::process::Command;
 
 use fragprof::sampler::library::Flavour;
@@ -115,5 +116,31 @@ fn detaching_where_nothing_is_attached_is_refused() {
     done(&attaching(target.pid(), &libraries.path(Flavour::Attached), 4096));
     done(&detaching(target.pid()));
     assert_eq!(settled(&detaching(target.pid()))["refused"], "not_attached");
+    target.end();
+}
+
+/// A call that has not ended: the library says which process is in it, and does nothing meanwhile.
+#[test]
+fn a_call_still_under_way_is_not_taken_for_one_that_found_nothing() {
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Attached);
+    let target = Target::in_state("plain", 16, 0);
+    let pid = target.pid();
+    done(&attaching(pid, &library, 4096));
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let first = maps.lines().find(|line| line.contains("libfragprof_attached.so")).unwrap();
+    let base = u64::from_str_radix(first.split('-').next().unwrap(), 16).unwrap();
+    let elf = fragprof::process::elf::Elf::parse(std::fs::File::open(&library).unwrap()).unwrap();
+    // The ninth word of its state (preload/attach.h).
+    let runs = base + elf.variable_vaddr(b"fragprof_attached").unwrap() + 64;
+    let memory = std::fs::File::options().write(true).open(format!("/proc/{pid}/mem")).unwrap();
+    let set = |value: u64| memory.write_all_at(&value.to_le_bytes(), runs).unwrap();
+    set(u64::from(pid));
+    for arguments in [attaching(pid, &library, 4096), detaching(pid)] {
+        assert_eq!(settled(&arguments)["refused"], "call_under_way");
+    }
+    // Of a parent, in whose call it was forked: that does not go on in the child.
+    set(u64::from(pid) + 1);
+    done(&detaching(pid));
     target.end();
 }

@@ -172,3 +172,51 @@ fn a_trace_from_inside_begins_with_the_heap_from_before() {
     let error = replayed["calibration"]["resident_error_ratio"].as_f64().unwrap();
     assert!(error.abs() < 0.06, "{}", replayed["calibration"]);
 }
+
+/// Recordings of real programs that work meanwhile, every other one killed at some moment: the programs go on, and the last recording
+/// equals one by probes. `make faults-attach` makes more of them.
+#[test]
+fn real_programs_go_on_after_recordings_and_killed_ones() {
+    let rounds = crate::trim::programs::number("FRAGPROF_RECORDINGS", 6);
+    for name in ["redis", "python", "java", "postgres"] {
+        let Some(mut service) = Service::start(name, false) else { continue };
+        let pid = service.process.pid();
+        let folder = tempfile::TempDir::new().unwrap();
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        let (mut begun, mut killed) = (0, 0);
+        std::thread::scope(|scope| {
+            let work = scope.spawn(|| {
+                while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                    service.work();
+                    // Programs of one thread can be made to call something only while they wait.
+                    std::thread::sleep(std::time::Duration::from_millis(200));
+                }
+            });
+            for round in 0..rounds {
+                let mut command = fragprof();
+                command.args(["record", "--in-process", "-p", &pid.to_string(), "-d", "300ms", "-o"]);
+                let mut child = command.arg(folder.path().join("one.pb.gz")).stderr(std::process::Stdio::null()).spawn().unwrap();
+                if round % 2 == 1 {
+                    // From before the library is loaded until after it was taken away.
+                    std::thread::sleep(std::time::Duration::from_millis(u64::from(round * 37 % 500)));
+                    killed += u32::from(child.try_wait().unwrap().is_none());
+                    let _ = child.kill();
+                }
+                begun += u32::from(child.wait().unwrap().success());
+                // Otherwise the next one is refused until it is known that nobody reads any more.
+                if words(pid).is_some() {
+                    made(&["attach-sampler", "--detach", &pid.to_string()].map(str::to_owned));
+                }
+            }
+            ended.store(true, std::sync::atomic::Ordering::Relaxed);
+            work.join().unwrap_or_else(|_| panic!("{name} did not go on"));
+        });
+        println!("{name}: {rounds} recordings, {begun} written, {killed} killed");
+        assert!(begun > 0, "{name}: none of {rounds} recordings was made");
+        if words(pid).is_some() {
+            crate::attach::done(&crate::attach::detaching(pid));
+        }
+        service.work();
+        assert_eq!(words(pid), None, "{name}");
+    }
+}

@@ -9,6 +9,8 @@
 
 /* A reader that has not looked for so long has been killed: it looks every few milliseconds. */
 #define READER_GONE_NS 30000000000u
+/* One that has not for so long gives way to another one that wants to begin. */
+#define READER_REPLACED_NS 5000000000u
 /* Longest wait of a process for the reader, and the longest between two looks whether it is still there. */
 #define WAIT_MAX_NS 2000000000u
 #define WAIT_STEP_NS 20000000u
@@ -64,11 +66,16 @@ static void turn_off(void)
 	__atomic_store_n(&record_state, &record_off, __ATOMIC_RELEASE);
 }
 
-static bool reader_is_gone(void)
+static bool reader_is_silent(uint64_t since_ns)
 {
 	uint64_t now_ns;
 
-	return clock_now(&now_ns) && now_ns > READER_GONE_NS && __atomic_load_n(&shared.ring->alive_ns, __ATOMIC_RELAXED) < now_ns - READER_GONE_NS;
+	return clock_now(&now_ns) && now_ns > since_ns && __atomic_load_n(&shared.ring->alive_ns, __ATOMIC_RELAXED) < now_ns - since_ns;
+}
+
+static bool reader_is_gone(void)
+{
+	return reader_is_silent(READER_GONE_NS);
 }
 
 /* Waits until the reader has changed a word. */
@@ -250,7 +257,7 @@ RARE bool record_attach(void)
 #ifdef FRAGPROF_ATTACHED
 bool record_has_reader(void)
 {
-	return *record_state == RECORD_ON && __atomic_load_n(&shared.ring->closed, __ATOMIC_RELAXED) == 0 && !reader_is_gone();
+	return *record_state == RECORD_ON && __atomic_load_n(&shared.ring->closed, __ATOMIC_RELAXED) == 0 && !reader_is_silent(READER_REPLACED_NS);
 }
 
 /* Called while no word leads to the library, or after the last reader has gone. A thread that is still in a call of the last recording writes
@@ -258,6 +265,9 @@ bool record_has_reader(void)
 bool record_begin(int file)
 {
 	turn_off();
+	/* A reader that gave way and is there all the same tells that it misses calls. */
+	if (shared.process != NULL)
+		shared.process->in_front = 2;
 	__atomic_store_n(&attachment, (uint32_t)ATTACHING, __ATOMIC_RELEASE);
 	shared.owner &= 0xffff0000u;
 	tickets.next = 0;

@@ -425,7 +425,7 @@ impl InProcess {
         }
         for target in self.targets.values_mut() {
             if self.control.entry_of(target.slot).and_then(|entry| self.memory.is_in_front(entry)) == Some(false) {
-                target.note("calls of malloc do not reach the recorder: another malloc precedes it".into());
+                target.note("calls of malloc do not reach the recorder: another malloc, or another recorder, precedes it".into());
             }
         }
         self.drop_unclaimed();
