@@ -15,7 +15,7 @@ use super::help::examples;
 use super::output::{self, say};
 use super::progress::{self, Progress, Said};
 use super::stop::stop_flag;
-use crate::attach::AttachReport;
+use crate::attach::{AttachRefusal, AttachReport};
 use crate::bpf::FRAMES_DEEP_MAX;
 use crate::capture;
 use crate::emitter::{Emitter, Finder};
@@ -269,14 +269,29 @@ fn attach(args: &RecordArgs, options: Options) -> anyhow::Result<InProcess> {
         let text = "--in-process records one running process at a time: give one --pid";
         return Err(Failed::new(ExitStatus::Usage, text.to_owned()).into());
     };
-    let process = Process::open(Pid(pid)).map_err(|error| failed(error.into()))?;
-    let mut report = AttachReport::of(&process);
+    let open = || Process::open(Pid(pid)).map_err(|error| failed(error.into()));
     let line = |report: &AttachReport, result: &str| audit::write(&report.audit_line(audit::user(), "record --in-process", result));
+    let mut report = AttachReport::of(&open()?);
     line(&report, "begins");
-    let begun = InProcess::attach(options, process, args.library.as_deref(), &mut report);
+    let from = Instant::now();
+    let begun = loop {
+        match InProcess::attach(options.clone(), open()?, args.library.as_deref(), &mut report) {
+            // A program of one thread waits now and then.
+            Err(session::Error::Attach(refusal))
+                if matches!(refusal, AttachRefusal::Call(_)) && refusal.is_of_the_moment() && from.elapsed() < WAITS_WITHIN =>
+            {
+                std::thread::sleep(AGAIN);
+            }
+            done => break done,
+        }
+    };
     line(&report, if begun.is_ok() { "done" } else { "refused" });
     begun.map_err(failed)
 }
+
+/// Longest wait for a thread of a process in which a call can be made, and the time between two attempts.
+const WAITS_WITHIN: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Records a command, or a process, by the library in it.
 fn in_process(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
