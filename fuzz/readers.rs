@@ -35,7 +35,7 @@ use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 22] = [
+pub const READERS: [(&str, Reader); 23] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -58,6 +58,7 @@ pub const READERS: [(&str, Reader); 22] = [
     ("trace", trace),
     ("foreign_trace", foreign_trace),
     ("ring", ring),
+    ("environment", environment),
 ];
 
 /// `/proc/PID/maps`: the target controls the names of mapped files.
@@ -76,6 +77,13 @@ pub fn cgroup(bytes: &[u8]) {
     for path in CgroupFile::parse(bytes).paths() {
         let _ = Membership::of(path);
     }
+}
+
+/// `/proc/PID/environ`: the target controls it.
+pub fn environment(bytes: &[u8]) {
+    let named = fragprof::process::workload::environment::parse(bytes);
+    let texts = named.service_name.iter().chain(&named.service_version);
+    assert!(texts.flat_map(|text| text.chars()).all(|one| !one.is_control()));
 }
 
 /// A mapped file: segments, symbols, USDT notes, allocators, probe sites.

@@ -180,7 +180,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     // Last: it closes the history for its readers, and merges its log.
     keeper.stop();
     let deadline = Instant::now() + STOP_WITHIN;
-    while !(census.is_finished() && store.is_finished()) && Instant::now() < deadline {
+    while !(census.is_finished() && store.is_finished() && pusher.as_ref().is_none_or(Pusher::is_finished)) && Instant::now() < deadline {
         std::thread::park_timeout(Duration::from_millis(10));
     }
     Ok(())
@@ -193,6 +193,9 @@ fn pusher(config: &Config, published: &Arc<Published>) -> Result<Option<Pusher>,
         destination,
         protocol: config.push.protocol,
         interval: Duration::from_secs(config.push.interval_s),
+        stacks_max: config.push.stacks_max,
+        bytes_per_day_max: (config.push.mib_per_day_max > 0).then_some(config.push.mib_per_day_max << 20),
+        spool_directory: config.push.spool(std::env::var("STATE_DIRECTORY").ok().as_deref()),
         labels: config.push.labels.clone(),
     };
     Pusher::start(target, Arc::clone(published)).map(Some).map_err(system("start the thread that sends profiles"))

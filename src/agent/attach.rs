@@ -158,9 +158,8 @@ impl Attacher {
 
     fn is_covered(&self, one: &ProcessSample) -> bool {
         let cgroups: Vec<&str> = one.surroundings.cgroup.as_ref().paths().collect();
-        let container = one.surroundings.container.as_ref();
-        let workload = container.and_then(|container| container.name.as_deref().or(container.pod.as_deref()));
-        self.config.rules.iter().any(|rule| rule.covers(&one.comm, &cgroups, workload))
+        let workloads = one.names_for_rules();
+        self.config.rules.iter().any(|rule| rule.covers(&one.comm, &cgroups, &workloads))
     }
 
     fn attach(&mut self, one: &ProcessSample, now: Instant) {

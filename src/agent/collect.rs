@@ -1,6 +1,7 @@
 //! The census thread: finds processes, takes censuses as scheduled, and publishes the results.
 
 mod heartbeat;
+mod kills;
 mod look;
 mod picture;
 mod records;
@@ -21,13 +22,14 @@ use super::own::{own_rss_bytes, thread_cpu};
 use super::rules::Rules;
 use super::schedule::{Next, next};
 use crate::census::{LayoutCache, Level, PageMap};
-use crate::model::attribution::Attributions;
+use crate::model::attribution::{Attributions, Labels};
 use crate::model::sample::{Identity, ProcessSample, WatchState};
 use crate::model::seen::Candidate;
 use crate::model::snapshot::{AgentCounters, Published, Snapshot};
 use crate::process::handle::read_bounded;
 use crate::store::Keeper;
 use crate::units::Pid;
+use kills::Kills;
 use watch::Watch;
 
 pub use heartbeat::Heartbeat;
@@ -87,6 +89,7 @@ pub struct Collector {
     keeper: Option<Keeper>,
     flight: Flight,
     outcomes: Outcomes,
+    kills: Kills,
     /// Processes found to have ended since the last scan of the process list.
     ended: Vec<Arc<ProcessSample>>,
     watches: BTreeMap<Identity, Watch>,
@@ -125,6 +128,7 @@ impl Collector {
             keeper: None,
             flight: Flight::default(),
             outcomes: Outcomes::default(),
+            kills: Kills::default(),
             ended: Vec::new(),
             watches: BTreeMap::new(),
             small: Arc::default(),
@@ -302,11 +306,13 @@ impl Collector {
                     Watch::new(sample, activity, now_s, settled_s)
                 }
             };
+            let mut watch = watch;
+            watch.name_workload(&self.config.discovery);
             self.watches.insert(identity, watch);
         }
         self.counters.ended += before.len() as u64;
         let watched = self.watches.iter();
-        self.attributions.follow(watched.map(|(identity, watch)| (identity.process, watch.sample.surroundings.container.clone())));
+        self.attributions.follow(watched.map(|(identity, watch)| (identity.process, Labels::of(&watch.sample))));
         self.tell_of_ended(before.into_values().map(|watch| watch.sample).collect());
         self.check_outcomes();
         self.look_at_limits();
@@ -340,7 +346,9 @@ impl Collector {
             own_rss_bytes: self.own_rss_bytes,
             budget_ratio: self.config.census.budget_ratio(),
             memory_max_bytes: self.config.census.memory_max_mib << 20,
-            metrics_processes_max: self.config.metrics.processes_max,
+            metrics_processes_max: self.config.metrics.series_of_processes(),
+            metrics_workload_series_max: self.config.metrics.workload_series_max,
+            workload_kills: self.kills.shown(now_s, self.watches.values().map(|watch| &watch.sample.workload)),
             counters: self.counters,
         });
         self.published_at = Some(Instant::now());

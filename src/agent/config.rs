@@ -2,6 +2,7 @@
 //!
 //! `deploy/agent.toml` is the documented example; its values are the defaults (a test holds the two together).
 
+mod discovery;
 mod push;
 mod sections;
 
@@ -13,10 +14,11 @@ use thiserror::Error;
 
 use crate::sampler::{SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN};
 
+pub use discovery::{DiscoveryConfig, WorkloadRule};
 pub use push::{PushConfig, PushProtocol, PushTlsConfig};
 pub use sections::{
-    AttachConfig, BudgetRule, CensusConfig, ContainersConfig, CriSocket, DiscoveryConfig, FlightConfig, GovernedConfig, HistoryConfig,
-    LeaksConfig, ListeningConfig, MetricsConfig, ProcessRule, ProfileConfig, ReclaimConfig, ServerConfig,
+    AttachConfig, BudgetRule, CensusConfig, ContainersConfig, CriSocket, FlightConfig, GovernedConfig, HistoryConfig, LeaksConfig,
+    ListeningConfig, MetricsConfig, PerProcess, ProcessRule, ProfileConfig, ReclaimConfig, ServerConfig,
 };
 
 /// The configuration file that is read if none is named.
@@ -186,6 +188,7 @@ impl Config {
         range("census.walk_memory_mib", self.census.walk_memory_mib, 1, 65536, "from 1 to 65536")?;
         range("census.memory_max_mib", self.census.memory_max_mib, 32, 1 << 20, "from 32 to 1048576")?;
         range("metrics.processes_max", self.metrics.processes_max as u64, 1, 10_000, "from 1 to 10000")?;
+        range("metrics.workload_series_max", self.metrics.workload_series_max as u64, 40, 100_000, "from 40 to 100000")?;
         range("history.sample_interval_s", self.history.sample_interval_s, 1, 86400, seconds)?;
         range("history.profile_interval_s", self.history.profile_interval_s, 1, 86400, seconds)?;
         range("history.size_max_mib", self.history.size_max_mib, 1, 1 << 20, "from 1 to 1048576")?;
@@ -193,6 +196,8 @@ impl Config {
         range("history.age_max_days", self.history.age_max_days, 1, 3650, "from 1 to 3650")?;
         range("flight.exit_rss_min_mib", self.flight.exit_rss_min_mib, 0, 1 << 24, "from 0 to 16777216")?;
         range("push.interval_s", self.push.interval_s, 1, 86400, seconds)?;
+        range("push.stacks_max", self.push.stacks_max as u64, 1, 100_000, "from 1 to 100000")?;
+        range("push.mib_per_day_max", self.push.mib_per_day_max, 0, 1 << 20, "from 0 to 1048576")?;
         self.push.check()?;
         range("profile.seconds_max", self.profile.seconds_max, 1, 300, "from 1 to 300")?;
         range("server.connections_max", self.server.connections_max as u64, 1, 4096, "from 1 to 4096")?;
@@ -236,6 +241,10 @@ impl Config {
                 continue;
             }
             return Err(ConfigError::Setting { key, reason: "a rule must name a command, a cgroup or a workload".into() });
+        }
+        self.discovery.check()?;
+        if self.governed.overrides.iter().any(|rule| rule.command.is_none() && rule.workload.is_none()) {
+            return Err(ConfigError::Setting { key: "governed.overrides", reason: "a rule must name a command or a workload".into() });
         }
         let overrides = self.governed.overrides.iter().map(|rule| ("governed.overrides.budget_percent", rule.budget_percent));
         let shares = [
@@ -348,6 +357,10 @@ mod tests {
             ("[attach]\nprocesses_max = 0", "attach.processes_max"),
             ("[attach]\nsample_bytes = 0", "attach.sample_bytes"),
             ("[[attach.rules]]", "attach.rules"),
+            ("[[discovery.workloads]]\nname = \"a\"", "discovery.workloads"),
+            ("[[discovery.workloads]]\ncommand = \"a\"", "discovery.workloads"),
+            ("[[discovery.workloads]]\ncommand = \"a\"\nname = \"b\\u001b\"", "discovery.workloads"),
+            ("[[governed.overrides]]\nbudget_percent = 1.0", "governed.overrides"),
             ("[metrics]\nprocesses_max = 100000", "metrics.processes_max"),
         ] {
             let error = parse(text).unwrap_err().to_string();

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::config::GovernedConfig;
+use super::config::{BudgetRule, GovernedConfig};
 use super::need::{Candidate, choose};
 use super::own::{CpuShare, thread_cpu};
 use super::rules::glob;
@@ -173,8 +173,14 @@ impl Attribution {
                     self.engine = Some(engine);
                 }
                 Err(error) => {
-                    tracing::warn!("allocations cannot be attributed to stacks: {error}");
-                    lock(&self.sample).unavailable = Some(error.to_string());
+                    let reason = error.to_string();
+                    let before = lock(&self.sample).unavailable.replace(reason.clone());
+                    // Once only: an agent without the permissions may run for months.
+                    if before.as_ref() == Some(&reason) {
+                        tracing::debug!("allocations still cannot be attributed to stacks: {reason}");
+                    } else {
+                        tracing::warn!("allocations are not attributed to stacks, only the census works: {reason} ([governed])");
+                    }
                 }
             }
         }
@@ -241,10 +247,8 @@ impl Attribution {
         let Some(engine) = &mut self.engine else { return };
         let of = |identity: &Identity| snapshot.processes.iter().find(|one| one.identity == *identity);
         let targets: Vec<(Identity, Pid)> = self.chosen.iter().map(|(identity, pid)| (*identity, *pid)).collect();
-        let wanted: Vec<f64> = targets
-            .iter()
-            .map(|(identity, _)| of(identity).map_or(self.config.budget_ratio(), |one| self.config.budget_of(&one.comm)))
-            .collect();
+        let wanted: Vec<f64> =
+            targets.iter().map(|(identity, _)| of(identity).map_or(self.config.budget_ratio(), |one| self.config.budget_of(one))).collect();
         for ((identity, pid), budget) in targets.iter().zip(fair(self.config.node_budget_ratio(), FLOOR_RATIO, &wanted)) {
             engine.set_budget(*pid, budget);
             engine.set_heap(*pid, of(identity).map(|one| heap_bytes(one)).unwrap_or_default());
@@ -333,8 +337,39 @@ fn heap_bytes(one: &ProcessSample) -> HeapBytes {
 }
 
 impl GovernedConfig {
-    /// Budget of a process with this name: the first rule that matches, otherwise the default.
-    fn budget_of(&self, comm: &str) -> f64 {
-        self.overrides.iter().find(|rule| glob(&rule.command, comm)).map_or(self.budget_ratio(), |rule| rule.budget_percent / 100.0)
+    /// Budget of a process: that of the first rule that matches, otherwise the default.
+    fn budget_of(&self, one: &ProcessSample) -> f64 {
+        let fits = |rule: &&BudgetRule| {
+            rule.command.as_ref().is_none_or(|pattern| glob(pattern, &one.comm))
+                && rule.workload.as_ref().is_none_or(|pattern| one.names_for_rules().iter().any(|name| glob(pattern, name)))
+        };
+        self.overrides.iter().find(fits).map_or(self.budget_ratio(), |rule| rule.budget_percent / 100.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::process::ProcessId;
+    use crate::process::workload::{Kind, Workload};
+
+    #[test]
+    fn a_budget_is_given_by_command_or_workload() {
+        let process = ProcessId { pid: Pid(7), start_ticks: 1 };
+        let mut one = ProcessSample::new(Identity { process, stack: 0 }, "nginx".into(), 0, 0);
+        one.workload =
+            Arc::new(Workload { namespace: Some("shop".into()), kind: Kind::Deployment, name: "web".into(), ..(*one.workload).clone() });
+        let rule = |command: Option<&str>, workload: Option<&str>, budget_percent| BudgetRule {
+            command: command.map(str::to_owned),
+            workload: workload.map(str::to_owned),
+            budget_percent,
+        };
+        let overrides = vec![rule(Some("ngin?"), Some("other"), 5.0), rule(None, Some("shop/*"), 0.5), rule(Some("nginx"), None, 3.0)];
+        let config = GovernedConfig { overrides, ..GovernedConfig::default() };
+        assert_eq!(config.budget_of(&one), 0.005);
+        let plain = ProcessSample::new(one.identity, "nginx".into(), 0, 0);
+        assert_eq!(config.budget_of(&plain), 0.03);
     }
 }

@@ -189,11 +189,10 @@ impl Trimmer {
 fn candidate(one: &ProcessSample, machine_percent: f64) -> Option<Candidate<'_>> {
     let heap = one.ladder()?;
     let cgroup = one.surroundings.cgroup.as_ref();
-    let container = one.surroundings.container.as_ref();
     Some(Candidate {
         comm: &one.comm,
         cgroups: cgroup.paths().collect(),
-        workload: container.and_then(|container| container.name.as_deref().or(container.pod.as_deref())),
+        workloads: one.names_for_rules(),
         trimmable_bytes: heap.ladder.trimmable_bytes?,
         resident_bytes: heap.ladder.resident_bytes,
         limit_ratio: one.limit_view().map(|limit| limit.used_ratio),

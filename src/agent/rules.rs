@@ -2,17 +2,41 @@
 
 use std::collections::HashMap;
 
-use super::config::{DiscoveryConfig, ProcessRule};
+use super::config::{DiscoveryConfig, ProcessRule, WorkloadRule};
+use crate::model::sample::ProcessSample;
+use crate::process::workload::Workload;
 
 impl ProcessRule {
     /// Whether it covers a process: everything that the rule names must fit, and it must name something.
+    /// `workloads` are the names by which its workload may be given.
     #[must_use]
-    pub fn covers(&self, comm: &str, cgroups: &[&str], workload: Option<&str>) -> bool {
+    pub fn covers(&self, comm: &str, cgroups: &[&str], workloads: &[String]) -> bool {
         let is_named = self.command.is_some() || self.cgroup.is_some() || self.workload.is_some();
         let fits =
             |pattern: &Option<String>, texts: &[&str]| pattern.as_ref().is_none_or(|pattern| texts.iter().any(|text| glob(pattern, text)));
-        let workload: Vec<&str> = workload.into_iter().collect();
-        is_named && fits(&self.command, &[comm]) && fits(&self.cgroup, cgroups) && fits(&self.workload, &workload)
+        let workloads: Vec<&str> = workloads.iter().map(String::as_str).collect();
+        is_named && fits(&self.command, &[comm]) && fits(&self.cgroup, cgroups) && fits(&self.workload, &workloads)
+    }
+}
+
+/// A workload with the names that the first rule which matches gives; `one` is the process, of which `found` was found.
+#[must_use]
+pub fn renamed(rules: &[WorkloadRule], one: &ProcessSample, found: Workload) -> Workload {
+    if rules.is_empty() {
+        return found;
+    }
+    let cgroups: Vec<&str> = one.surroundings.cgroup.as_ref().paths().collect();
+    let workloads: Vec<String> = found.names().into_iter().chain(one.container_name()).collect();
+    let fits = |rule: &&WorkloadRule| {
+        let patterns = ProcessRule { command: rule.command.clone(), cgroup: rule.cgroup.clone(), workload: rule.workload.clone() };
+        patterns.covers(&one.comm, &cgroups, &workloads)
+    };
+    let Some(rule) = rules.iter().find(fits) else { return found };
+    Workload {
+        name: rule.name.clone().unwrap_or(found.name),
+        service_name: rule.service_name.clone().or_else(|| rule.name.clone()).unwrap_or(found.service_name),
+        service_version: rule.service_version.clone().or(found.service_version),
+        ..found
     }
 }
 
@@ -150,6 +174,27 @@ mod tests {
 
     fn list(names: &[&str]) -> Vec<String> {
         names.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_names_a_workload() {
+        use crate::model::sample::Identity;
+        use crate::process::ProcessId;
+        use crate::units::Pid;
+        let process = ProcessId { pid: Pid(7), start_ticks: 1 };
+        let one = ProcessSample::new(Identity { process, stack: 0 }, "java".into(), 0, 0);
+        let text = |text: &str| Some(text.to_owned());
+        let rules = [
+            WorkloadRule { command: text("java"), cgroup: text("/other/*"), name: text("no"), ..WorkloadRule::default() },
+            WorkloadRule { workload: text("ja*"), name: text("shop"), service_version: text("2.0"), ..WorkloadRule::default() },
+            WorkloadRule { command: text("java"), name: text("late"), ..WorkloadRule::default() },
+        ];
+        let named = renamed(&rules, &one, (*one.workload).clone());
+        assert_eq!((named.name.as_str(), named.service_name.as_str(), named.service_version.as_deref()), ("shop", "shop", Some("2.0")));
+        let only_service = [WorkloadRule { command: text("java"), service_name: text("cart"), ..WorkloadRule::default() }];
+        let named = renamed(&only_service, &one, (*one.workload).clone());
+        assert_eq!((named.name.as_str(), named.service_name.as_str(), named.service_version), ("java", "cart", None));
+        assert_eq!(renamed(&rules[..1], &one, (*one.workload).clone()), *one.workload);
     }
 
     #[test]

@@ -61,6 +61,13 @@ impl Family {
         self
     }
 
+    /// Without the samples of processes.
+    #[must_use]
+    pub fn without_processes(mut self) -> Self {
+        self.metrics.retain(|metric| !metric.get_label().iter().any(|pair| pair.name() == "pid"));
+        self
+    }
+
     /// The family for the encoder; `None` without samples, which the format does not allow.
     #[must_use]
     pub fn into_proto(self) -> Option<MetricFamily> {

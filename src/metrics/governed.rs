@@ -3,6 +3,10 @@
 use super::family::Family;
 use super::labels::Known;
 use crate::model::counters::GovernedSample;
+use crate::sanitize;
+
+/// Characters of a reason.
+const REASON_CHARS_MAX: usize = 200;
 
 /// The families.
 #[must_use]
@@ -22,12 +26,21 @@ pub fn families(sample: &GovernedSample, known: &Known<'_>) -> Vec<Family> {
             large_live.add(&known.labels(status.pid, comm).with(&[]), bytes as f64);
         }
     }
+    let mut unavailable = Family::gauge(
+        "fragprof_governor_unavailable_info",
+        "1 with the reason why allocations cannot be attributed here. No series if they can, or before the first attempt.",
+    );
+    if let Some(reason) = &sample.unavailable {
+        let reason: String = sanitize::terminal(reason).chars().take(REASON_CHARS_MAX).collect();
+        unavailable.add(&[("reason", &reason)], 1.0);
+    }
     let now = |of: fn(&crate::session::tier::windows::Status) -> u64| sample.targets.iter().map(|(_, status)| of(status)).sum::<u64>();
     let total = |index: usize, of| (sample.past[index] + now(of)) as f64;
     vec![
         Family::gauge("fragprof_governor_enabled", "1 if allocations are attributed (governed.enabled).").with(f64::from(u8::from(sample.enabled))),
-        Family::gauge("fragprof_governor_unavailable", "1 if allocations cannot be attributed here; the reason is in the log.")
+        Family::gauge("fragprof_governor_unavailable", "1 if allocations cannot be attributed here; the reason is in fragprof_governor_unavailable_info and in the log.")
             .with(f64::from(u8::from(sample.unavailable.is_some()))),
+        unavailable,
         Family::gauge("fragprof_governor_candidates", "Processes with a heap whose allocations could be attributed.").with(sample.candidates as f64),
         Family::gauge("fragprof_governor_targets", "Processes attributed now, by tier: in windows, or with every allocation and free.").with_each(
             "tier",

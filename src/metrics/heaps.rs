@@ -104,8 +104,11 @@ struct Ranked<'a> {
     other: Vec<&'a ProcessSample>,
 }
 
-/// The families of all processes, and how many processes are in `other`.
+/// The families of all processes, and how many processes are in `other`. None if processes have no series.
 pub fn families(snapshot: &Snapshot, now: Instant) -> (Vec<Family>, usize) {
+    if snapshot.metrics_processes_max == 0 {
+        return (Vec::new(), 0);
+    }
     let mut order: Vec<&Arc<ProcessSample>> = snapshot.processes.iter().collect();
     order.sort_by_key(|one| (std::cmp::Reverse(one.rss_bytes), one.identity));
     let (own, other) = order.split_at(snapshot.metrics_processes_max.min(order.len()));
@@ -123,6 +126,7 @@ pub fn families(snapshot: &Snapshot, now: Instant) -> (Vec<Family>, usize) {
     families.push(attributed(&ranked));
     families.extend(censuses(&ranked, now));
     families.extend(containers(&ranked));
+    families.push(workloads(&ranked));
     (families, ranked.other.len())
 }
 
@@ -363,6 +367,20 @@ fn containers(ranked: &Ranked<'_>) -> Vec<Family> {
     }
     families.extend([oom_kills, info]);
     families
+}
+
+/// What the processes with series of their own belong to, to be joined by `instance` and `pid`.
+fn workloads(ranked: &Ranked<'_>) -> Family {
+    let mut info = Family::gauge(
+        "fragprof_process_workload_info",
+        "1 for each process, with the workload that it belongs to and its service and version. Join it by (instance, pid).",
+    );
+    for (process, labels, _) in &ranked.own {
+        let own: Vec<&str> = labels.with(&[]).iter().map(|(name, _)| *name).collect();
+        let more: Vec<_> = process.workload.labels().into_iter().filter(|(name, _)| !own.contains(name)).collect();
+        info.add(&labels.with(&more), 1.0);
+    }
+    info
 }
 
 fn censuses(ranked: &Ranked<'_>, now: Instant) -> [Family; 3] {

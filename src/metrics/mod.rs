@@ -1,6 +1,6 @@
 //! Prometheus exposition of the sample model.
 //!
-//! [`heaps`] has the ladder of each process, [`own`] the agent itself. Every family's HELP says what it is and what its error is; series end
+//! [`heaps`] has the ladder of each process, [`workloads`] that of each workload, [`own`] the agent itself. Every family's HELP says what it is and what its error is; series end
 //! with their process, because each exposition is made from the newest snapshot only.
 
 pub mod attach;
@@ -14,6 +14,7 @@ pub mod own;
 pub mod reclaim;
 #[cfg(test)]
 mod reference;
+pub mod workloads;
 
 use std::time::Instant;
 
@@ -44,6 +45,7 @@ pub struct AgentCounters<'a> {
 /// If the encoder refuses a family, which would be a bug in this module.
 pub fn exposition(snapshot: &Snapshot, agent: &AgentCounters<'_>, now: Instant) -> Result<String, prometheus::Error> {
     let (mut families, in_other) = heaps::families(snapshot, now);
+    families.extend(workloads::families(snapshot));
     families.extend(own::families(snapshot, &agent.http, in_other, now));
     families.extend(own::history(snapshot, &agent.keeper));
     families.extend(agent.push.map(own::push).into_iter().flatten());

@@ -165,13 +165,21 @@ pub fn push(counters: &PushCounters) -> Vec<Family> {
     vec![
         Family::counter(
             "fragprof_push_profiles_total",
-            "Profiles by result: sent, dropped (the queue was full), refused (4xx from the server). The allocations of a profile that was not sent \
-             are in the process's next one.",
+            "Profiles by result: sent, dropped (the queue was full, or a file of it was damaged), refused (4xx from the server). The allocations of a \
+             profile that was not sent are in the process's next one, unless it is from before a restart of the agent.",
         )
         .with_each("result", [("sent", read(&counters.sent)), ("dropped", read(&counters.dropped)), ("refused", read(&counters.refused))]),
         Family::counter("fragprof_push_failures_total", "Failed requests; the profile is sent again after 1 s to 5 min.")
             .with(read(&counters.failures)),
-        Family::gauge("fragprof_push_waiting", "Profiles waiting to be sent: at most 256, or 32 MiB.").with(read(&counters.waiting)),
+        Family::counter("fragprof_push_bytes_total", "Bytes of the requests that the server accepted; push.mib_per_day_max limits those of a day.")
+            .with(read(&counters.bytes)),
+        Family::counter("fragprof_push_unchanged_total", "Profiles without anything new since the last one, which were not sent.")
+            .with(read(&counters.unchanged)),
+        Family::counter("fragprof_push_remainder_stacks_total", "Stacks summed in [remainder], because a push has at most push.stacks_max.")
+            .with(read(&counters.remainders)),
+        Family::counter("fragprof_push_rounds_put_off_total", "Rounds put off because of push.mib_per_day_max; the next one has their values.")
+            .with(read(&counters.rounds_put_off)),
+        Family::gauge("fragprof_push_waiting", "Profiles waiting to be sent, on disk if push.spool_directory or the state directory allows: at most 4096, or 32 MiB.").with(read(&counters.waiting)),
     ]
 }
 

@@ -83,7 +83,8 @@ fn known(now: Instant, pid: u32, are_lower_bounds: bool) -> ProcessSample {
     sample.surroundings.memory = Some(CgroupMemory { limit_bytes: some, ..CgroupMemory::default() });
     let names = |name: &str| Some(name.to_owned());
     sample.surroundings.container =
-        Some(Arc::new(Container { namespace: names("n"), pod: names("p"), name: names("c"), ..Container::default() }));
+        Some(Arc::new(Container { namespace: names("n"), pod: names("p"), name: names("c"), image: names("i:1"), ..Container::default() }));
+    sample.workload = Arc::new(sample.found_workload(None));
     sample
 }
 
@@ -113,8 +114,10 @@ fn tiers(now: Instant, known: &Known<'_>) -> String {
         loss: Default::default(),
         since: now,
     };
-    let mut families =
-        super::governed::families(&GovernedSample { targets: vec![("x".into(), status)], ..GovernedSample::default() }, known);
+    let mut families = super::governed::families(
+        &GovernedSample { targets: vec![("x".into(), status)], unavailable: Some("x".into()), ..GovernedSample::default() },
+        known,
+    );
     families
         .extend(super::listening::families(&ListeningSample { targets: vec![("x".into(), heard)], ..ListeningSample::default() }, known));
     let found = LeakFound { process: ProcessId { pid: Pid(1), start_ticks: 1 }, comm: "x".into(), blocks: 1, bytes: 1, at: now };
@@ -131,6 +134,8 @@ fn table() -> String {
     let snapshot = Snapshot {
         processes: vec![Arc::new(known(now, 1, false)), Arc::new(known(now, 2, true))],
         metrics_processes_max: 2,
+        metrics_workload_series_max: 300,
+        workload_kills: Arc::new([(known(now, 1, false).workload, 1)].into()),
         ..Snapshot::empty(now)
     };
     let counters = PushCounters::default();

@@ -8,9 +8,10 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use super::sample::Identity;
+use super::sample::{Identity, ProcessSample};
 use crate::process::ProcessId;
 use crate::process::container::Container;
+use crate::process::workload::Workload;
 use crate::profile::{Mode, Profile, ValueKind};
 use crate::session::report::block_index::BlockIndex;
 
@@ -137,9 +138,31 @@ pub struct Attributions {
 /// One process on the board.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Its container, with the names from the container runtime.
-    container: Option<Arc<Container>>,
+    labels: Labels,
     known: OfProcess,
+}
+
+/// The labels of a process's container and workload.
+#[derive(Debug, Clone, Default)]
+pub struct Labels {
+    container: Option<Arc<Container>>,
+    workload: Option<Arc<Workload>>,
+}
+
+impl Labels {
+    /// Of a process.
+    #[must_use]
+    pub fn of(process: &ProcessSample) -> Self {
+        Self { container: process.surroundings.container.clone(), workload: Some(Arc::clone(&process.workload)) }
+    }
+
+    /// All of them: `namespace`, `pod`, `container`, `workload_kind`, `workload`, `service_name`, `service_version`, as far as known.
+    #[must_use]
+    pub fn map(&self) -> BTreeMap<String, String> {
+        let workload = self.workload.iter().flat_map(|workload| workload.labels());
+        let container = self.container.iter().flat_map(|container| container.labels());
+        workload.chain(container).map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
 }
 
 impl Attributions {
@@ -169,14 +192,14 @@ impl Attributions {
         self.emitting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces the tier's previous result for the process, and returns it as published: a profile that is not shared yet gets the container's
-    /// names as labels.
+    /// Replaces the tier's previous result for the process, and returns it as published: a profile that is not shared yet gets the names of the
+    /// container and the workload as labels.
     pub fn publish(&self, process: ProcessId, mut attributed: Attributed) -> Arc<Attributed> {
         let mut board = self.board();
         let entry = board.entry(process).or_default();
-        if let (Some(container), Some(profile)) = (&entry.container, Arc::get_mut(&mut attributed.profile)) {
+        if let (Some(_), Some(profile)) = (&entry.labels.workload, Arc::get_mut(&mut attributed.profile)) {
             for one in profile.meta.processes.iter_mut().filter(|one| one.pid == process.pid.0) {
-                one.container_labels = container.label_map();
+                one.container_labels = entry.labels.map();
             }
         }
         let attributed = Arc::new(attributed);
@@ -190,13 +213,13 @@ impl Attributions {
         self.board().get(&process).map(|entry| entry.known.clone()).unwrap_or_default()
     }
 
-    /// Drops all processes but the watched ones, and updates their containers.
-    pub fn follow(&self, watched: impl Iterator<Item = (ProcessId, Option<Arc<Container>>)>) {
+    /// Drops all processes but the watched ones, and updates their labels.
+    pub fn follow(&self, watched: impl Iterator<Item = (ProcessId, Labels)>) {
         let mut board = self.board();
         let mut before = std::mem::take(&mut *board);
-        board.extend(watched.map(|(process, container)| {
+        board.extend(watched.map(|(process, labels)| {
             let known = before.remove(&process).unwrap_or_default().known;
-            (process, Entry { container, known })
+            (process, Entry { labels, known })
         }));
     }
 }
@@ -240,16 +263,19 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_is_labelled_with_the_names_of_its_container() {
+    fn a_profile_is_labelled_with_the_names_of_its_container_and_workload() {
         let board = Attributions::default();
         let process = ProcessId { pid: Pid(7), start_ticks: 1 };
         let container =
             Container { namespace: Some("shop".into()), pod: Some("web-1".into()), name: Some("nginx".into()), ..Container::default() };
-        board.follow([(process, Some(Arc::new(container)))].into_iter());
+        let mut sample = ProcessSample::new(Identity { process, stack: 0 }, "nginx".into(), 0, 0);
+        sample.surroundings.container = Some(Arc::new(container));
+        sample.workload = Arc::new(sample.found_workload(None));
+        board.follow([(process, Labels::of(&sample))].into_iter());
         let mut profile = Profile::default();
         profile.meta.processes.push(meta::Process { pid: 7, ..meta::Process::default() });
         let published = board.publish(process, Attributed { profile: Arc::new(profile), ..of(Mode::Exact, &[]) });
         let labels: Vec<_> = published.profile.meta.processes[0].container_labels.values().map(String::as_str).collect();
-        assert_eq!(labels, ["nginx", "shop", "web-1"]);
+        assert_eq!(labels, ["nginx", "shop", "web-1", "nginx", "nginx", "container"]);
     }
 }

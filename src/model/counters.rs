@@ -154,6 +154,14 @@ pub struct AttachSample {
 pub struct PushCounters {
     /// Profiles that the server accepted.
     pub sent: AtomicU64,
+    /// Bytes of the accepted requests' bodies.
+    pub bytes: AtomicU64,
+    /// Profiles without anything new since the last one, which were not sent.
+    pub unchanged: AtomicU64,
+    /// Stacks summed in a profile's remainder.
+    pub remainders: AtomicU64,
+    /// Rounds put off because of the limit on bytes a day.
+    pub rounds_put_off: AtomicU64,
     /// Requests that failed; the profile is sent again.
     pub failures: AtomicU64,
     /// Profiles dropped because too many were waiting. Their allocations are in the process's next one, unless it has ended.

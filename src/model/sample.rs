@@ -14,6 +14,8 @@ use crate::fragmentation::verdict::Verdict;
 use crate::heap::ladder::{Details, Ladder, both};
 use crate::process::ProcessId;
 use crate::process::container::Surroundings;
+use crate::process::workload::Workload;
+use crate::process::workload::environment::Named;
 
 /// The identity of a watched process; it changes with exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,6 +90,8 @@ pub struct ProcessSample {
     pub rss_bytes: u64,
     /// Its container and memory limit.
     pub surroundings: Surroundings,
+    /// What it belongs to.
+    pub workload: Arc<Workload>,
     /// Its state.
     pub state: WatchState,
     /// Why it cannot be read.
@@ -110,12 +114,14 @@ impl ProcessSample {
     /// A process of which only the identity is known.
     #[must_use]
     pub fn new(identity: Identity, comm: String, uid: u32, rss_bytes: u64) -> Self {
+        let surroundings = Surroundings::default();
         Self {
             identity,
+            workload: Arc::new(Workload::of(&comm, None, &surroundings.cgroup, None)),
             comm,
             uid,
             rss_bytes,
-            surroundings: Surroundings::default(),
+            surroundings,
             state: WatchState::Waiting,
             reason: None,
             top: None,
@@ -125,6 +131,26 @@ impl ProcessSample {
             growth: None,
             attributed: OfProcess::default(),
         }
+    }
+
+    /// What it belongs to, by its command, its container, and what its environment names.
+    #[must_use]
+    pub fn found_workload(&self, environment: Option<&Named>) -> Workload {
+        let surroundings = &self.surroundings;
+        Workload::of(&self.comm, surroundings.container.as_deref(), &surroundings.cgroup, environment)
+    }
+
+    /// The texts by which a rule's `workload` may give it: its workload and service, and its container, or its pod if that is not known.
+    #[must_use]
+    pub fn names_for_rules(&self) -> Vec<String> {
+        self.workload.names().into_iter().chain(self.container_name()).collect()
+    }
+
+    /// The name of its container, or of its pod if that is not known.
+    #[must_use]
+    pub fn container_name(&self) -> Option<String> {
+        let container = self.surroundings.container.as_ref()?;
+        container.name.clone().or_else(|| container.pod.clone())
     }
 
     /// The steps of all its heaps together; `None` without a heap.

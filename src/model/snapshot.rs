@@ -2,6 +2,7 @@
 //!
 //! A [`Snapshot`] is immutable and shared; the census thread publishes a new one, readers keep theirs as long as they need it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Instant, SystemTime};
 
@@ -10,6 +11,7 @@ use serde::Serialize;
 use super::counters::CriStatus;
 use super::sample::ProcessSample;
 use super::seen::Candidate;
+use crate::process::workload::Workload;
 
 /// The agent's counters since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
@@ -93,8 +95,13 @@ pub struct Snapshot {
     pub budget_ratio: f64,
     /// Configured limit of the agent's own resident bytes, above which it samples instead of walking.
     pub memory_max_bytes: u64,
-    /// Processes with series of their own in `/metrics`.
+    /// Processes with series of their own in `/metrics`; 0 = no series by process at all.
     pub metrics_processes_max: usize,
+    /// Series of all workloads together in `/metrics`.
+    pub metrics_workload_series_max: usize,
+    /// Processes that the kernel killed for lack of memory since the agent's start, by workload, for those with a kill within an hour or with
+    /// processes.
+    pub workload_kills: Arc<BTreeMap<Arc<Workload>, u64>>,
     /// Counters.
     pub counters: AgentCounters,
 }
@@ -117,6 +124,8 @@ impl Snapshot {
             budget_ratio: 0.0,
             memory_max_bytes: 0,
             metrics_processes_max: 0,
+            metrics_workload_series_max: 0,
+            workload_kills: Arc::default(),
             counters: AgentCounters::default(),
         }
     }

@@ -16,6 +16,7 @@ use crate::fragmentation::trend::{Change, Shape};
 use crate::fragmentation::verdict::Verdict;
 use crate::heap::ladder::{extent_ratio, fragmentation_ratio};
 use crate::process::container::{CgroupMemory, Container, ContainerId};
+use crate::process::workload::Workload;
 use crate::profile::{Mode, ValueKind};
 
 /// All watched processes at one moment.
@@ -29,6 +30,9 @@ pub struct ProcessesView {
     pub age_s: f64,
     /// Processes selected by the rules, but beyond the limit on their number.
     pub processes_over_limit: u64,
+    /// Why no allocations are attributed to call stacks on this machine, though that is configured; null = they are, or it was not tried yet.
+    #[serde(default)]
+    pub attribution_unavailable: Option<String>,
     /// The processes, by ascending pid.
     pub processes: Vec<ProcessView>,
 }
@@ -46,6 +50,9 @@ pub struct ProcessView {
     pub uid: u32,
     /// The container it runs in; null = none known.
     pub container: Option<ContainerView>,
+    /// What it belongs to.
+    #[serde(default)]
+    pub workload: WorkloadView,
     /// Its state.
     pub state: WatchState,
     /// Why it cannot be read.
@@ -115,6 +122,34 @@ impl ContainerView {
             name: container.name.clone(),
             image: container.image.clone(),
             title: container.title(),
+        }
+    }
+}
+
+/// What a process belongs to: the same for all replicas of a workload on all nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct WorkloadView {
+    /// Its namespace in the cluster; null outside pods, or if it is not known.
+    pub namespace: Option<String>,
+    /// `deployment`, `rollout`, `statefulset`, `daemonset`, `cronjob`, `job`, `staticpod`, `pod`, `container`, `systemd` or `command`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// The service: by the pod's labels, the image, the unit, or the command.
+    pub service_name: String,
+    /// The service's version; null = not known.
+    pub service_version: Option<String>,
+}
+
+impl WorkloadView {
+    fn of(workload: &Workload) -> Self {
+        Self {
+            namespace: workload.namespace.clone(),
+            kind: workload.kind.name().to_owned(),
+            name: workload.name.clone(),
+            service_name: workload.service_name.clone(),
+            service_version: workload.service_version.clone(),
         }
     }
 }
@@ -315,6 +350,7 @@ impl ProcessesView {
             at_unix_s: unix_s(snapshot.wall),
             age_s: now.saturating_duration_since(snapshot.at).as_secs_f64(),
             processes_over_limit: snapshot.processes_over_limit as u64,
+            attribution_unavailable: None,
             processes: snapshot.processes.iter().map(|one| ProcessView::of(one, now)).collect(),
         }
     }
@@ -333,6 +369,7 @@ impl ProcessView {
             comm: one.comm.clone(),
             uid: one.uid,
             container: one.surroundings.container.as_deref().map(ContainerView::of),
+            workload: WorkloadView::of(&one.workload),
             state: one.state,
             reason: one.reason.clone(),
             rss_bytes: one.rss_bytes,

@@ -3,7 +3,7 @@
 //! ```text
 //! Process ──→ maps ──→ file (attach path, identity) ──→ elf (segments, symbols)
 //!         ├──→ stack (frames of waiting threads)
-//!         └──→ container (which container and pod, and its memory limit)
+//!         └──→ container (which container and pod, and its memory limit) ──→ workload (what it belongs to)
 //! ```
 //!
 //! Every path goes through `/proc/PID/map_files` or `/proc/PID/root`, so that containers, deleted files and overlay files work.
@@ -14,6 +14,7 @@ pub mod file;
 pub mod handle;
 pub mod maps;
 pub mod stack;
+pub mod workload;
 
 pub use file::{FileIdentity, MappedFile};
 pub use handle::{Process, ProcessError, ProcessId};

@@ -108,7 +108,8 @@ pub struct Process {
     pub pid: u32,
     /// The kernel's name of the process, at the end of the recording. Any text.
     pub comm: String,
-    /// Where it ran: `namespace`, `pod`, `container`, as far as known. They are labels of its samples. Any text.
+    /// Where it ran and what it belongs to: `namespace`, `pod`, `container`, and from an agent `workload_kind`, `workload`, `service_name`,
+    /// `service_version`, as far as known. They are labels of its samples. Any text.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub container_labels: BTreeMap<String, String>,
     /// The allocators that were traced, such as `glibc 2.36`.

@@ -322,6 +322,9 @@ async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
     tiers.extend(metrics::reclaim::families(&lock(&state.reclaim)));
     tiers.extend(metrics::attach::families(&lock(&state.attach)));
     let own = metrics::AgentCounters { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
+    if snapshot.metrics_processes_max == 0 {
+        tiers = tiers.into_iter().map(metrics::family::Family::without_processes).collect();
+    }
     let text = metrics::exposition(&snapshot, &own, Instant::now()).and_then(|text| Ok(text + &metrics::text(tiers)?));
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),

@@ -15,13 +15,16 @@ use super::row::COLUMNS;
 
 /// Name of the file in the directory.
 pub const FILE: &str = "history.db";
-/// Version of the tables (`user_version`). A file of version 1 is changed; one of any other version is renamed.
-const VERSION: i64 = 2;
+/// Version of the tables (`user_version`). A file of an earlier version is changed; one of any other version is renamed.
+const VERSION: i64 = 3;
 /// Remedies that were applied, one row per event that has one ([`super::outcome`]). Added to files that lack it: older agents ignore it.
 const OUTCOMES: &str = "CREATE TABLE IF NOT EXISTS outcome (id INTEGER PRIMARY KEY, workload TEXT NOT NULL, action TEXT NOT NULL,
              at_most INTEGER NOT NULL, predicted_bytes INTEGER NOT NULL, saved_bytes INTEGER NOT NULL);";
-/// What makes a file of version 1 one of version 2.
-const FROM_VERSION_1: &str = "BEGIN; ALTER TABLE sample ADD COLUMN unreached_bytes INTEGER; PRAGMA user_version = 2; COMMIT;";
+/// What makes a file of version 1 one of version 2, and so on.
+const UPGRADES: [&str; VERSION as usize - 1] = [
+    "BEGIN; ALTER TABLE sample ADD COLUMN unreached_bytes INTEGER; PRAGMA user_version = 2; COMMIT;",
+    "BEGIN; ALTER TABLE process ADD COLUMN workload TEXT; PRAGMA user_version = 3; COMMIT;",
+];
 /// How long a reader waits for a writer.
 const BUSY: Duration = Duration::from_secs(5);
 /// The write-ahead log is truncated to this length after use.
@@ -253,15 +256,16 @@ fn connect_to_read(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Creates the tables in a new file, or adds what version 1 lacks; refuses a file of another version.
+/// Creates the tables in a new file, or adds what an earlier version lacks; refuses a file of another version.
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(BUSY)?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if version == 0 {
         connection.execute_batch(&tables())?;
-    } else if version == 1 {
-        connection.execute_batch(FROM_VERSION_1)?;
-    } else if version != VERSION {
+    } else if (1..=VERSION).contains(&version) {
+        let done = usize::try_from(version - 1).unwrap_or(UPGRADES.len());
+        UPGRADES.iter().skip(done).try_for_each(|upgrade| connection.execute_batch(upgrade))?;
+    } else {
         return Err(other_version(version));
     }
     connection.execute_batch(OUTCOMES)
@@ -323,7 +327,7 @@ fn tables() -> String {
     format!(
         "BEGIN;
          CREATE TABLE process (id INTEGER PRIMARY KEY, boot_id TEXT NOT NULL, pid INTEGER NOT NULL, start_ticks INTEGER NOT NULL,
-             comm TEXT NOT NULL, container TEXT, UNIQUE (boot_id, pid, start_ticks));
+             comm TEXT NOT NULL, container TEXT, workload TEXT, UNIQUE (boot_id, pid, start_ticks));
          CREATE TABLE sample (process INTEGER NOT NULL, at INTEGER NOT NULL, step INTEGER NOT NULL, {columns} verdict INTEGER,
              PRIMARY KEY (process, at)) WITHOUT ROWID;
          CREATE TABLE profile (process INTEGER NOT NULL, at INTEGER NOT NULL, mode TEXT NOT NULL, kinds TEXT NOT NULL, body BLOB NOT NULL,

@@ -73,19 +73,21 @@ impl Reader {
     /// SQLite's errors.
     pub fn processes(&self, from: f64, to: f64) -> Result<PastProcesses, StoreError> {
         let mut processes = self.with(|connection| {
-            let mut statement = connection.prepare_cached(
-                "SELECT pid, start_ticks, comm, container, first, last FROM (SELECT process.*,
+            let workload = if has_workloads(connection) { "workload" } else { "NULL" };
+            let mut statement = connection.prepare_cached(&format!(
+                "SELECT pid, start_ticks, comm, container, first, last, {workload} FROM (SELECT process.*,
                      (SELECT min(at) FROM sample WHERE process = process.id AND at BETWEEN ?1 AND ?2) AS first,
                      (SELECT max(at) FROM sample WHERE process = process.id AND at BETWEEN ?1 AND ?2) AS last FROM process)
                  WHERE last IS NOT NULL ORDER BY last DESC, pid",
-            )?;
+            ))?;
             let rows = statement.query_map(params![from.floor() as i64, to.ceil() as i64], |row| {
-                let container: Option<String> = row.get(3)?;
+                let (container, workload): (Option<String>, Option<String>) = (row.get(3)?, row.get(6)?);
                 Ok(PastProcess {
                     pid: row.get(0)?,
                     start_ticks: row.get::<_, i64>(1)? as u64,
                     comm: row.get(2)?,
                     container: container.and_then(|text| serde_json::from_str(&text).ok()),
+                    workload: workload.and_then(|text| serde_json::from_str(&text).ok()),
                     first_unix_s: row.get::<_, i64>(4)? as f64,
                     last_unix_s: row.get::<_, i64>(5)? as f64,
                     is_running: false,
@@ -241,12 +243,17 @@ impl Reader {
     }
 }
 
-fn profile_of(body: &[u8]) -> Result<Profile, StoreError> {
+/// Whether processes have their workloads: a history that no agent of this version has written yet has none.
+pub(super) fn has_workloads(connection: &Connection) -> bool {
+    connection.prepare_cached("SELECT workload FROM process LIMIT 0").is_ok()
+}
+
+pub(super) fn profile_of(body: &[u8]) -> Result<Profile, StoreError> {
     crate::profile::pprof::read(body).map_err(|error| StoreError::Profile(error.to_string()))
 }
 
 /// A row of `at`, the columns, the verdict.
-fn row_of(row: &SqlRow<'_>) -> rusqlite::Result<Row> {
+pub(super) fn row_of(row: &SqlRow<'_>) -> rusqlite::Result<Row> {
     let mut values = [None; COLUMNS.len()];
     for (index, value) in values.iter_mut().enumerate() {
         *value = match row.get::<_, Value>(index + 1)? {

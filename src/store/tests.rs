@@ -159,9 +159,11 @@ fn a_file_that_is_no_history_is_set_aside() {
 fn a_history_of_the_first_version_is_kept_and_gets_what_it_lacks() {
     let dir = tempfile::tempdir().unwrap();
     drop(Database::open(dir.path()).unwrap());
-    // As it was: without the column of the second version.
+    // As it was: without the columns of the second and the third version.
     let connection = rusqlite::Connection::open(dir.path().join("history.db")).unwrap();
-    connection.execute_batch("ALTER TABLE sample DROP COLUMN unreached_bytes; PRAGMA user_version = 1;").unwrap();
+    connection
+        .execute_batch("ALTER TABLE sample DROP COLUMN unreached_bytes; ALTER TABLE process DROP COLUMN workload; PRAGMA user_version = 1;")
+        .unwrap();
     let old = "INSERT INTO process (boot_id, pid, start_ticks, comm) VALUES ('boot', 7, 7, 'p7');
                INSERT INTO sample (process, at, step, rss_bytes, verdict) VALUES (1, 1800000000, 0, 5000, 1);";
     connection.execute_batch(old).unwrap();
@@ -173,6 +175,8 @@ fn a_history_of_the_first_version_is_kept_and_gets_what_it_lacks() {
     let view = reader.history(&reader.find(7, None).unwrap().unwrap(), NOW as f64, (NOW + 60) as f64, 300).unwrap();
     assert_eq!((view.figures.rss_bytes[0], view.unreached_bytes), (Some(5000), vec![None, Some(96)]));
     assert_eq!(view.verdict[1].as_deref(), Some("fragmentation"));
+    let past = reader.processes(NOW as f64, (NOW + 60) as f64).unwrap();
+    assert_eq!(past.processes[0].workload.as_ref().map(|workload| workload.name.as_str()), Some("p7"));
     assert!(!dir.path().join("history.db.broken").exists());
 }
 

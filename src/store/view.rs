@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::heap::ladder::Ladder;
-use crate::model::view::{ContainerView, ProcessView};
+use crate::model::view::{ContainerView, ProcessView, WorkloadView};
 
 /// A process in the history, running or not.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -17,6 +17,9 @@ pub struct PastProcess {
     pub comm: String,
     /// Its container.
     pub container: Option<ContainerView>,
+    /// What it belongs to; null = not recorded, by an older version.
+    #[serde(default)]
+    pub workload: Option<WorkloadView>,
     /// First sample within the requested span, seconds since the Unix epoch.
     pub first_unix_s: f64,
     /// Last sample within the requested span.

@@ -8,7 +8,7 @@ use super::database::{Database, StoreError};
 use super::outcome;
 use super::row::{COLUMNS, Row, verdict_number};
 use super::view::EventView;
-use crate::model::view::ProcessView;
+use crate::model::view::{ProcessView, WorkloadView};
 use crate::profile::Profile;
 
 /// Step of a new row, in seconds: 0 until it is thinned.
@@ -16,15 +16,23 @@ const STEP_FRESH: i64 = 0;
 /// Most processes whose row number is cached; beyond it all are looked up again.
 const KNOWN_MAX: usize = 20_000;
 
-/// Row numbers given in a transaction: pid and start time, number and name.
-type Fresh = Vec<((u32, u64), (i64, String))>;
+/// A process's row: its number, and the names that it has.
+#[derive(Debug, Clone)]
+struct Known {
+    id: i64,
+    comm: String,
+    workload: WorkloadView,
+}
+
+/// Rows written in a transaction, by pid and start time.
+type Fresh = Vec<((u32, u64), Known)>;
 
 /// Writes to a history.
 #[derive(Debug)]
 pub struct Writer {
     database: Database,
     boot_id: String,
-    known: HashMap<(u32, u64), (i64, String)>,
+    known: HashMap<(u32, u64), Known>,
 }
 
 impl Writer {
@@ -102,17 +110,19 @@ impl Writer {
     /// The row number of a process; new ones are added, and names that changed.
     fn process(&self, transaction: &Transaction<'_>, process: &ProcessView, fresh: &mut Fresh) -> rusqlite::Result<i64> {
         let key = (process.pid, process.start_ticks);
-        if let Some((id, _)) = self.known.get(&key).filter(|(_, comm)| *comm == process.comm) {
-            return Ok(*id);
+        // A container's names become known, or change, only together with its workload's.
+        if let Some(known) = self.known.get(&key).filter(|known| known.comm == process.comm && known.workload == process.workload) {
+            return Ok(known.id);
         }
         let container = process.container.as_ref().and_then(|container| serde_json::to_string(container).ok());
+        let workload = serde_json::to_string(&process.workload).ok();
         let id: i64 = transaction.query_row(
-            "INSERT INTO process (boot_id, pid, start_ticks, comm, container) VALUES (?1, ?2, ?3, ?4, ?5)
-             ON CONFLICT (boot_id, pid, start_ticks) DO UPDATE SET comm = ?4, container = ?5 RETURNING id",
-            params![self.boot_id, process.pid, process.start_ticks as i64, process.comm, container],
+            "INSERT INTO process (boot_id, pid, start_ticks, comm, container, workload) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+             ON CONFLICT (boot_id, pid, start_ticks) DO UPDATE SET comm = ?4, container = ?5, workload = ?6 RETURNING id",
+            params![self.boot_id, process.pid, process.start_ticks as i64, process.comm, container, workload],
             |row| row.get(0),
         )?;
-        fresh.push((key, (id, process.comm.clone())));
+        fresh.push((key, Known { id, comm: process.comm.clone(), workload: process.workload.clone() }));
         Ok(id)
     }
 

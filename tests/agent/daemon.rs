@@ -116,8 +116,10 @@ pub fn value(exposition: &str, name: &str, label: &str) -> Option<f64> {
     line.rsplit(' ').next()?.parse().ok()
 }
 
-/// A configuration that watches only the named commands, often, at up to one core, on a free port.
+/// A configuration that watches only the named commands, often, at up to one core, on a free port. Without windows, unless `rest` has them:
+/// most tests are about the census, and probes would change what they measure.
 pub fn watching(commands: &[&str], rest: &str) -> String {
+    let rest = if rest.contains("[governed]") { rest.to_owned() } else { format!("{rest}\n[governed]\nenabled = false") };
     format!(
         "[discovery]\nscan_interval_s = 1\nrss_min_mib = 0\ninclude = {commands:?}\n[census]\nbudget_percent = 100.0\ntop_interval_s = 1\n\
          full_interval_s = 2\n{rest}\n[server]\nlisten = '127.0.0.1:0'\n"

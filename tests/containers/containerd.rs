@@ -83,7 +83,7 @@ impl Containerd {
         let config = PodSandboxConfig {
             metadata: Some(metadata),
             log_directory: self.directory.path().join("logs").display().to_string(),
-            labels: HashMap::new(),
+            labels: pod_labels(name),
             linux: Some(linux),
         };
         let run = RunPodSandboxRequest { config: Some(config.clone()) };
@@ -115,6 +115,17 @@ impl Containerd {
             let _: Result<Nothing, _> = self.call(method, Id { id: sandbox.to_owned() });
         }
     }
+}
+
+/// What a StatefulSet, and who wrote it, put on a pod.
+fn pod_labels(pod: &str) -> HashMap<String, String> {
+    let labels = [
+        ("statefulset.kubernetes.io/pod-name", pod),
+        ("controller-revision-hash", "web-6f7d9"),
+        ("app.kubernetes.io/name", "shop-web"),
+        ("app.kubernetes.io/version", "2.1"),
+    ];
+    labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
 impl Drop for Containerd {

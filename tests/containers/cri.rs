@@ -39,11 +39,15 @@ fn a_pod_s_names_are_on_metrics_and_api_and_go_with_it() {
     let info = format!("{labels},container_id=\"{}\",engine=\"containerd\",image=\"localhost/fragprof-test/heap:1\"", pod.container);
     assert!(value(&text, "fragprof_process_container_info", &info).is_some(), "{text}");
     assert_eq!(value(&text, "fragprof_cri_up", ""), Some(1.0));
+    let workload = format!("{labels},workload_kind=\"statefulset\",workload=\"web\",service_name=\"shop-web\",service_version=\"2.1\"}}");
+    assert_eq!(value(&text, "fragprof_process_workload_info", &workload), Some(1.0), "{text}");
     let limit = daemon.metrics_with("fragprof_cgroup_memory_limit_bytes", &labels);
     assert_eq!(value(&limit, "fragprof_cgroup_memory_limit_bytes", &labels), Some((64 << 20) as f64));
     let api = process(&daemon, pid);
     assert_eq!(api["container"]["pod_uid"], UID);
     assert_eq!(api["container"]["namespace"], "shop");
+    assert_eq!(api["workload"]["kind"], "statefulset");
+    assert_eq!(api["workload"]["service_version"], "2.1");
     // The pause container is identified by its pod.
     let pause = containerd.pid(&pod.sandbox);
     daemon.metrics_with(
@@ -96,7 +100,14 @@ fn a_served_profile_has_the_names_of_the_pod_as_labels() {
     let url = format!("http://{}/debug/pprof/heap?pid={pid}", daemon.address);
     let tags =
         run(Command::new(go).args(["tool", "pprof", "-sample_index=alloc_space", "-tags", &url]).env("PPROF_TMPDIR", daemon.directory()));
-    for (label, wanted) in [("namespace", "shop"), ("pod", "web-3"), ("container", "heap"), ("comm", "holder")] {
+    for (label, wanted) in [
+        ("namespace", "shop"),
+        ("pod", "web-3"),
+        ("container", "heap"),
+        ("comm", "holder"),
+        ("workload", "web"),
+        ("service_version", "2.1"),
+    ] {
         let of_label = tags.out.split(&format!("{label}: Total")).nth(1).unwrap_or_else(|| panic!("no {label}: {} {}", tags.out, tags.err));
         assert!(of_label.lines().nth(1).is_some_and(|line| line.ends_with(wanted)), "{label}: {}", tags.out);
     }

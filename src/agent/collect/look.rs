@@ -167,6 +167,7 @@ impl Collector {
             watch.due.full_s = Some(now_s + interval_s);
         }
         sample.join();
+        watch.name_workload(&self.config.discovery);
     }
 
     fn refused(&mut self, identity: Identity, error: &MemoryError) {

@@ -20,8 +20,15 @@ impl Collector {
             |one: &Arc<ProcessSample>| Process::open(one.identity.process.pid).is_ok_and(|process| process.id() == one.identity.process);
         ended.retain(|one| !runs(one));
         ended.iter().for_each(|one| self.outcomes.ended(one));
+        let workloads: BTreeMap<_, _> = ended.iter().map(|one| (one.identity.process.pid.0, Arc::clone(&one.workload))).collect();
         let (records, passed_over) = self.flight.ended(ended, &self.containers, self.config.flight.exit_rss_min_mib << 20);
         self.counters.exits_passed_over += passed_over;
+        let now_s = self.now_s();
+        for record in records.iter().filter(|record| record.event.kind == EventKind::OomKill) {
+            if let Some(workload) = workloads.get(&record.event.process.pid) {
+                self.kills.add(workload, now_s);
+            }
+        }
         self.announce(records);
     }
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::super::config::CensusConfig;
+use super::super::config::{CensusConfig, DiscoveryConfig};
+use super::super::rules::renamed;
 use super::super::schedule::{Due, rounds_skipped};
 use super::LOOKS_KEPT_MAX;
 use crate::census::Level;
@@ -10,6 +11,7 @@ use crate::fragmentation::verdict::TrendSamples;
 use crate::model::sample::ProcessSample;
 use crate::model::seen::Activity;
 use crate::model::snapshot::AgentCounters;
+use crate::process::workload::environment::{self, Named};
 
 /// Rounds of full censuses for which an idle process gives way to others.
 const GIVES_WAY_ROUNDS: f64 = 3.0;
@@ -33,6 +35,8 @@ pub(super) struct Watch {
     pub settled_s: f64,
     /// Time of its last census.
     pub looked_s: f64,
+    /// What its environment names, if that was read.
+    environment: Option<Named>,
     /// Its activity by then, from the process list.
     looked: Option<Activity>,
     /// Skipped rounds that are counted already, of cheap and of full censuses.
@@ -66,8 +70,24 @@ impl Watch {
             met_s: now_s,
             settled_s,
             looked_s: now_s,
+            environment: None,
             looked: None,
             left_out: LeftOut::default(),
+        }
+    }
+
+    /// Names what it belongs to. Its environment is read once, if it may be read.
+    pub fn name_workload(&mut self, config: &DiscoveryConfig) {
+        let process = self.sample.identity.process;
+        self.environment = match (config.read_environment, self.environment.take()) {
+            (false, _) => None,
+            (true, Some(named)) => Some(named),
+            (true, None) => Some(environment::of_process(process.pid)),
+        };
+        let found = self.sample.found_workload(self.environment.as_ref());
+        let named = renamed(&config.workloads, &self.sample, found);
+        if named != *self.sample.workload {
+            Arc::make_mut(&mut self.sample).workload = Arc::new(named);
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use super::sections::first_of;
 use super::{ConfigError, read_file, secret, secret_line};
 use crate::client::{Access, AccessError, Address, Credentials, Identity};
 
@@ -18,11 +19,45 @@ pub enum PushProtocol {
     /// Pyroscope's `POST /ingest`, which other servers accept too.
     #[default]
     Pyroscope,
+    /// Pyroscope's `push.v1.PusherService`, by Connect over HTTP.
+    #[serde(rename = "pyroscope-push")]
+    PyroscopePush,
     /// Parca's `WriteRaw`, over gRPC.
     Parca,
     /// OpenTelemetry's profiles, over gRPC.
     #[cfg(feature = "otlp")]
     Otlp,
+    /// OpenTelemetry's profiles, as binary protobuf over HTTP.
+    #[cfg(feature = "otlp")]
+    #[serde(rename = "otlp-http")]
+    OtlpHttp,
+}
+
+impl PushProtocol {
+    /// Whether it is over gRPC, rather than plain HTTP.
+    #[must_use]
+    pub fn is_grpc(self) -> bool {
+        match self {
+            Self::Parca => true,
+            #[cfg(feature = "otlp")]
+            Self::Otlp => true,
+            _ => false,
+        }
+    }
+
+    /// Its name in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pyroscope => "pyroscope",
+            Self::PyroscopePush => "pyroscope-push",
+            Self::Parca => "parca",
+            #[cfg(feature = "otlp")]
+            Self::Otlp => "otlp",
+            #[cfg(feature = "otlp")]
+            Self::OtlpHttp => "otlp-http",
+        }
+    }
 }
 
 /// Sends profiles to a server. The files are read at the start, and again with each push: their content may change at any time.
@@ -35,6 +70,12 @@ pub struct PushConfig {
     pub protocol: PushProtocol,
     /// Seconds between two rounds.
     pub interval_s: u64,
+    /// Stacks of a push, those with the largest shares; the rest is summed in one row.
+    pub stacks_max: usize,
+    /// Directory for profiles that wait. Without one: `push` in systemd's `$STATE_DIRECTORY`, and without that they wait in memory.
+    pub spool_directory: Option<PathBuf>,
+    /// MiB sent a day, above which rounds become rarer. 0 = no limit.
+    pub mib_per_day_max: u64,
     /// File whose first line is the bearer token.
     pub token_file: Option<PathBuf>,
     /// User name of basic authentication.
@@ -67,6 +108,9 @@ impl Default for PushConfig {
             url: None,
             protocol: PushProtocol::Pyroscope,
             interval_s: 60,
+            stacks_max: 100,
+            mib_per_day_max: 4,
+            spool_directory: None,
             token_file: None,
             basic_auth_user: None,
             basic_auth_password_file: None,
@@ -85,6 +129,12 @@ impl PushConfig {
     pub fn address(&self) -> Result<Option<Address>, ConfigError> {
         let address = self.url.as_deref().map(Address::parse).transpose();
         address.map_err(|error| ConfigError::Setting { key: "push.url", reason: error.to_string() })
+    }
+
+    /// Directory for profiles that wait; `None` = in memory. `state_directory` is systemd's `$STATE_DIRECTORY`, the first of several.
+    #[must_use]
+    pub fn spool(&self, state_directory: Option<&str>) -> Option<PathBuf> {
+        self.spool_directory.clone().or_else(|| first_of(state_directory).map(|directory| directory.join("push")))
     }
 
     /// Checks what can be checked without the files.

@@ -8,49 +8,6 @@ use serde::Deserialize;
 
 use crate::sampler::SAMPLE_BYTES_DEFAULT;
 
-/// Which processes are watched.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DiscoveryConfig {
-    /// Seconds between two scans of the process list.
-    pub scan_interval_s: u64,
-    /// Processes with fewer resident MiB are not watched.
-    pub rss_min_mib: u64,
-    /// A smaller process is watched once it has grown by this many resident MiB since it was first seen. 0 = never.
-    pub growth_min_mib: u64,
-    /// Command names that are watched, `*` and `?` stand for any text and any character. Empty = all.
-    pub include: Vec<String>,
-    /// Command names that are not watched, whatever `include` says.
-    pub exclude: Vec<String>,
-    /// Users whose processes are watched, by name or number. Empty = all.
-    pub users: Vec<String>,
-    /// Users whose processes are not watched.
-    pub exclude_users: Vec<String>,
-    /// Cgroups whose processes are watched, as paths from the root of the cgroup file system; `*` is any text, `/` too. Empty = all.
-    pub cgroups: Vec<String>,
-    /// Cgroups whose processes are not watched.
-    pub exclude_cgroups: Vec<String>,
-    /// Maximum number of watched processes, the largest first; the others are counted.
-    pub processes_max: usize,
-}
-
-impl Default for DiscoveryConfig {
-    fn default() -> Self {
-        Self {
-            scan_interval_s: 5,
-            rss_min_mib: 16,
-            growth_min_mib: 0,
-            include: Vec::new(),
-            exclude: Vec::new(),
-            users: Vec::new(),
-            exclude_users: Vec::new(),
-            cgroups: Vec::new(),
-            exclude_cgroups: Vec::new(),
-            processes_max: 1000,
-        }
-    }
-}
-
 /// How often a census is taken and what it may cost.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -126,7 +83,7 @@ impl From<String> for CriSocket {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GovernedConfig {
-    /// Whether it is enabled. It needs the permissions for BPF.
+    /// Whether it is enabled, where the permissions for BPF are available.
     pub enabled: bool,
     /// Share of its time that a process may lose, in percent.
     pub budget_percent: f64,
@@ -143,16 +100,18 @@ pub struct GovernedConfig {
     pub ring_mib: u32,
     /// Whether blocks above 1 KiB are tracked all the time, in addition to the windows, where that fits the budget.
     pub large_blocks: bool,
-    /// Budgets by command name; the first rule that matches applies.
+    /// Budgets by command or workload; the first rule that matches applies.
     pub overrides: Vec<BudgetRule>,
 }
 
-/// A budget for processes with certain names.
+/// A budget for certain processes: all that is given must fit. `*` and `?` stand for any text and any character.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetRule {
-    /// Command name, `*` and `?` stand for any text and any character.
-    pub command: String,
+    /// Command name.
+    pub command: Option<String>,
+    /// Name of the workload (`web`, or `shop/web` with its namespace), or of the service.
+    pub workload: Option<String>,
     /// Share of its time that such a process may lose, in percent.
     pub budget_percent: f64,
 }
@@ -160,7 +119,7 @@ pub struct BudgetRule {
 impl Default for GovernedConfig {
     fn default() -> Self {
         Self {
-            enabled: false,
+            enabled: true,
             budget_percent: 1.0,
             node_budget_percent: 10.0,
             targets_max: 8,
@@ -297,7 +256,7 @@ pub struct ProcessRule {
     pub command: Option<String>,
     /// Cgroup, as a path from the root of the cgroup file system.
     pub cgroup: Option<String>,
-    /// Name of the container, or of the pod if that is not known.
+    /// Name of the workload (`web`, or `shop/web` with its namespace), the service, the container, or the pod if that is not known.
     pub workload: Option<String>,
 }
 
@@ -354,17 +313,46 @@ impl Default for AttachConfig {
     }
 }
 
+/// Which processes have series of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PerProcess {
+    /// Those with the most resident memory, `processes_max` of them.
+    #[default]
+    Top,
+    /// All.
+    All,
+    /// None: workloads only.
+    None,
+}
+
 /// What `/metrics` shows.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsConfig {
-    /// Maximum number of processes with series of their own, those with the most resident memory; the others are summed in `pid="other"`.
+    /// Which processes have series of their own.
+    pub per_process: PerProcess,
+    /// With `per_process = "top"`, the maximum number of these processes; the others are summed in `pid="other"`.
     pub processes_max: usize,
+    /// Maximum number of series by workload; the workloads with the least resident memory are summed in `workload="other"`.
+    pub workload_series_max: usize,
 }
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        Self { processes_max: 200 }
+        Self { per_process: PerProcess::Top, processes_max: 200, workload_series_max: 300 }
+    }
+}
+
+impl MetricsConfig {
+    /// Maximum number of processes with series of their own; 0 = processes have no series.
+    #[must_use]
+    pub fn series_of_processes(&self) -> usize {
+        match self.per_process {
+            PerProcess::Top => self.processes_max,
+            PerProcess::All => usize::MAX,
+            PerProcess::None => 0,
+        }
     }
 }
 
@@ -458,7 +446,7 @@ impl ServerConfig {
 }
 
 /// The first directory of a list that systemd passes to a service.
-fn first_of(list: Option<&str>) -> Option<PathBuf> {
+pub(super) fn first_of(list: Option<&str>) -> Option<PathBuf> {
     list.and_then(|list| list.split(':').next()).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 

@@ -24,6 +24,12 @@ pub struct PodSandbox {
     /// Its identity.
     #[prost(message, optional, tag = "2")]
     pub metadata: Option<PodSandboxMetadata>,
+    /// Labels: the pod's own, and its identity.
+    #[prost(map = "string, string", tag = "5")]
+    pub labels: HashMap<String, String>,
+    /// Annotations: the pod's own, and the kubelet's.
+    #[prost(map = "string, string", tag = "6")]
+    pub annotations: HashMap<String, String>,
 }
 
 /// `PodSandboxMetadata`.
@@ -151,11 +157,21 @@ mod tests {
     #[test]
     fn the_field_numbers_are_those_of_the_cri() {
         let metadata = [field(1, b"web-1"), field(2, b"uid-1"), field(3, b"shop"), vec![4 << 3, 7]].concat();
-        let pods = field(1, &[field(1, b"sandbox"), field(2, &metadata), vec![3 << 3, 1], field(7, b"runc")].concat());
+        let label = [field(1, b"k"), field(2, b"v")].concat();
+        let sandbox = [
+            field(1, b"sandbox"),
+            field(2, &metadata),
+            vec![3 << 3, 1],
+            field(5, &label),
+            field(6, &[field(1, b"a"), field(2, b"b")].concat()),
+            field(7, b"runc"),
+        ];
+        let pods = field(1, &sandbox.concat());
         let decoded = ListPodSandboxResponse::decode(pods.as_slice()).unwrap();
         let expected = PodSandboxMetadata { name: "web-1".into(), uid: "uid-1".into(), namespace: "shop".into() };
-        assert_eq!(decoded.items, [PodSandbox { id: "sandbox".into(), metadata: Some(expected) }]);
-        let label = [field(1, b"k"), field(2, b"v")].concat();
+        let map = |key: &str, value: &str| HashMap::from([(key.to_owned(), value.to_owned())]);
+        let expected = PodSandbox { id: "sandbox".into(), metadata: Some(expected), labels: map("k", "v"), annotations: map("a", "b") };
+        assert_eq!(decoded.items, [expected]);
         let image = [field(1, b"sha256:0"), field(18, b"nginx:1"), field(19, b"")].concat();
         let container =
             [field(1, b"id"), field(2, b"sandbox"), field(3, &field(1, b"nginx")), field(4, &image), field(5, b"ref"), field(8, &label)]

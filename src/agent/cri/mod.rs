@@ -8,6 +8,8 @@
 pub mod client;
 pub mod messages;
 pub mod names;
+#[cfg(test)]
+mod recorded;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::messages;
 use crate::process::container::{Container, ContainerId, Engine};
+use crate::process::workload::PodInfo;
 use crate::sanitize::terminal;
 
 /// Most containers and pods kept: a node has 110 pods by default, and at most about 500; ended containers are listed too. About 500 bytes
@@ -31,6 +32,7 @@ struct Pod {
     name: Option<String>,
     namespace: Option<String>,
     uid: Option<String>,
+    info: Option<Arc<PodInfo>>,
 }
 
 /// A container's names.
@@ -66,7 +68,9 @@ impl Directory {
         let mut by_sandbox: HashMap<String, Arc<Pod>> = HashMap::new();
         for (number, sandbox) in pods.items.into_iter().enumerate() {
             let metadata = sandbox.metadata.unwrap_or_default();
-            let pod = Arc::new(Pod { name: name(&metadata.name), namespace: name(&metadata.namespace), uid: name(&metadata.uid) });
+            let info = PodInfo::of(&metadata.name, &sandbox.labels, &sandbox.annotations).map(Arc::new);
+            let pod = Pod { name: name(&metadata.name), namespace: name(&metadata.namespace), uid: name(&metadata.uid), info };
+            let pod = Arc::new(pod);
             let Some(id) = ContainerId::new(&sandbox.id).filter(|_| number < CONTAINERS_MAX) else {
                 directory.refused += 1;
                 continue;
@@ -84,7 +88,8 @@ impl Directory {
                 continue;
             };
             let label = |key: &str| container.labels.get(key).and_then(|value| name(value));
-            let of_labels = || Pod { name: label(LABEL_POD), namespace: label(LABEL_NAMESPACE), uid: label(LABEL_UID) };
+            // Its pod's own labels are not among them.
+            let of_labels = || Pod { name: label(LABEL_POD), namespace: label(LABEL_NAMESPACE), uid: label(LABEL_UID), info: None };
             let pod = by_sandbox.get(&container.pod_sandbox_id).cloned().unwrap_or_else(|| Arc::new(of_labels()));
             let own = container.metadata.as_ref().and_then(|metadata| name(&metadata.name)).or_else(|| label(LABEL_NAME));
             directory.containers.insert(id, Names { pod, name: own, image: image(container.image.as_ref(), &container.image_ref, &tags) });
@@ -120,6 +125,7 @@ impl Directory {
             pod: pod.name.clone(),
             name: names.and_then(|names| names.name.clone()),
             image: names.and_then(|names| names.image.clone()),
+            info: pod.info.clone(),
         })
     }
 }
@@ -183,7 +189,7 @@ mod tests {
 
     fn sandbox(digit: char, name: &str, uid: &str) -> messages::PodSandbox {
         let metadata = messages::PodSandboxMetadata { name: name.into(), uid: uid.into(), namespace: "shop".into() };
-        messages::PodSandbox { id: id(digit), metadata: Some(metadata) }
+        messages::PodSandbox { id: id(digit), metadata: Some(metadata), ..messages::PodSandbox::default() }
     }
 
     fn container(digit: char, sandbox: char, name: &str) -> messages::Container {

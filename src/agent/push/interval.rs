@@ -36,6 +36,15 @@ impl Interval {
         self.end_unix_ns.saturating_sub(self.duration_ns)
     }
 
+    /// The state of the heap at its end, as a number that differs if the state does.
+    pub fn state(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for row in &self.rows {
+            self.gauges.iter().for_each(|kind| row.get(kind).hash(&mut hasher));
+        }
+        hasher.finish()
+    }
+
     /// Whether any stack has a non-zero value of one of these kinds.
     pub fn has_any(&self, kinds: KindSet) -> bool {
         self.rows.iter().any(|row| kinds.iter().any(|kind| row.get(kind) > 0))

@@ -1,9 +1,12 @@
-//! Sends profiles to a server: Pyroscope or a compatible one, Parca, or, with the cargo feature `otlp`, an OpenTelemetry collector. New
-//! profiles are queued at each interval; the queue is bounded, and after failures the pauses grow.
+//! Sends profiles to a server: Pyroscope or a compatible one, Parca, or an OpenTelemetry collector. New profiles are queued at each interval,
+//! or more rarely if they have too many bytes a day; the queue is bounded, and after failures the pauses grow.
 //!
 //! A push covers the time since the last one ([`interval`]), so that a server that adds up what it is sent gets the correct sums. Values
 //! that are dropped or rejected return to the process's account, and are in its next push.
 
+mod allowance;
+#[cfg(test)]
+mod day;
 mod destination;
 mod grpc;
 #[cfg(test)]
@@ -13,23 +16,31 @@ mod interval;
 mod otlp;
 mod parca;
 mod pyroscope;
+mod pyroscope_push;
+mod queue;
+mod remainder;
 #[cfg(test)]
 mod secured;
+mod spool;
 #[cfg(test)]
 mod testing;
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use self::allowance::Allowance;
 pub use self::destination::Destination;
 use self::grpc::Grpc;
-use self::interval::{Account, Interval, Receipt};
+use self::interval::{Account, Interval};
+use self::queue::{Parcel, Queue};
 use super::config::PushProtocol;
 use crate::client::{ClientError, Server};
+use crate::model::attribution::Labels;
 use crate::model::counters::PushCounters;
 use crate::model::sample::ProcessSample;
 use crate::model::snapshot::Published;
@@ -37,10 +48,6 @@ use crate::process::ProcessId;
 use crate::profile::pprof::{self, Part};
 use crate::profile::{KindSet, Profile};
 
-/// Maximum number of queued profiles; about ten KiB each. The oldest is dropped first.
-const QUEUE_MAX: usize = 256;
-/// Maximum size of queued profiles, in bytes.
-const QUEUE_BYTES_MAX: usize = 32 << 20;
 /// First pause after a failure; it doubles with each further failure.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Maximum pause.
@@ -55,38 +62,6 @@ const CLOCK_SET_NS: u64 = 10_000_000_000;
 /// A process and the mode of its profile, which is the label `tier`.
 type Source = (ProcessId, &'static str);
 
-/// One profile to be sent.
-#[derive(Debug, Clone, PartialEq)]
-struct Parcel {
-    path: String,
-    body: Vec<u8>,
-    source: Source,
-    /// What it took from its account.
-    receipt: Receipt,
-}
-
-impl Parcel {
-    fn bytes(&self) -> usize {
-        self.body.len() + self.receipt.bytes()
-    }
-}
-
-/// The queued profiles, oldest first.
-#[derive(Debug, Default)]
-struct Queue(VecDeque<Parcel>);
-
-impl Queue {
-    /// Adds one; returns those that were dropped for it.
-    fn add(&mut self, parcel: Parcel) -> Vec<Parcel> {
-        self.0.push_back(parcel);
-        let mut dropped = Vec::new();
-        while self.0.len() > QUEUE_MAX || (self.0.len() > 1 && self.0.iter().map(Parcel::bytes).sum::<usize>() > QUEUE_BYTES_MAX) {
-            dropped.extend(self.0.pop_front());
-        }
-        dropped
-    }
-}
-
 /// The pause after this many consecutive failures.
 fn pause(failures: u32) -> Duration {
     PAUSE_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(PAUSE_MAX)
@@ -98,9 +73,7 @@ fn labels(process: &ProcessSample, profile: &Profile, more: &BTreeMap<String, St
     all.insert("pid".into(), process.identity.process.pid.to_string());
     all.insert("comm".into(), process.comm.clone());
     all.insert("tier".into(), profile.meta.mode.name().into());
-    if let Some(container) = &process.surroundings.container {
-        all.extend(container.label_map());
-    }
+    all.extend(Labels::of(process).map());
     all
 }
 
@@ -127,7 +100,8 @@ enum Sent {
 /// The client of a protocol.
 #[derive(Debug)]
 enum Outlet {
-    Pyroscope,
+    /// By HTTP POST.
+    Http(PushProtocol),
     Grpc(Box<Grpc>, PushProtocol),
 }
 
@@ -141,8 +115,7 @@ impl Outlet {
         more: &BTreeMap<String, String>,
     ) -> Option<(String, Vec<u8>)> {
         let protocol = match self {
-            Self::Pyroscope => PushProtocol::Pyroscope,
-            Self::Grpc(_, protocol) => *protocol,
+            Self::Http(protocol) | Self::Grpc(_, protocol) => *protocol,
         };
         let labels = labels(process, profile, more);
         let (has_sums, has_gauges) = (interval.has_any(interval.sums), interval.has_any(interval.gauges));
@@ -150,8 +123,9 @@ impl Outlet {
             return None;
         }
         #[cfg(feature = "otlp")]
-        if protocol == PushProtocol::Otlp {
-            return Some((otlp::METHOD.into(), otlp::request(process, profile, interval, &labels)));
+        if matches!(protocol, PushProtocol::Otlp | PushProtocol::OtlpHttp) {
+            let path = if protocol == PushProtocol::Otlp { otlp::METHOD } else { otlp::HTTP_PATH };
+            return Some((path.into(), otlp::request(process, profile, interval, &labels)));
         }
         let file = |kinds, duration_ns| {
             let mut file = Vec::new();
@@ -170,10 +144,14 @@ impl Outlet {
                 let gauges = if has_gauges { Some(file(interval.gauges, 0)?) } else { None };
                 (parca::METHOD.into(), parca::request(&labels, sums.into_iter().chain(gauges)))
             }
+            PushProtocol::PyroscopePush => {
+                let kinds: KindSet = interval.sums.iter().chain(interval.gauges.iter()).collect();
+                (pyroscope_push::PATH.into(), pyroscope_push::request(&labels, file(kinds, interval.duration_ns)?))
+            }
             _ => {
                 let kinds: KindSet = interval.sums.iter().chain(interval.gauges.iter()).collect();
                 let body = pyroscope::multipart(&file(kinds, interval.duration_ns)?, kinds);
-                (pyroscope::path(&process.comm, interval, &labels), body)
+                (pyroscope::path(&process.workload.service_name, interval, &labels), body)
             }
         })
     }
@@ -182,19 +160,33 @@ impl Outlet {
     fn switch(&mut self, server: &Server) -> std::io::Result<()> {
         match self {
             Self::Grpc(grpc, _) => grpc.switch(server),
-            Self::Pyroscope => Ok(()),
+            Self::Http(_) => Ok(()),
         }
     }
 
     fn send(&mut self, server: &Server, parcel: &Parcel) -> Sent {
         match self {
             Self::Grpc(grpc, _) => grpc.send(&parcel.path, &parcel.body),
-            Self::Pyroscope => match server.post(&parcel.path, &pyroscope::content_type(), &parcel.body) {
-                Ok(_) => Sent::Taken,
-                Err(error @ ClientError::Status { status: 400..=428 | 430..=499, .. }) => Sent::Refused(error.to_string()),
-                Err(error) => Sent::Later(error.to_string()),
-            },
+            Self::Http(protocol) => Self::post(server, parcel, &content_type(*protocol)),
         }
+    }
+
+    fn post(server: &Server, parcel: &Parcel, content_type: &str) -> Sent {
+        match server.post(&parcel.path, content_type, &parcel.body) {
+            Ok(_) => Sent::Taken,
+            Err(error @ ClientError::Status { status: 400..=428 | 430..=499, .. }) => Sent::Refused(error.to_string()),
+            Err(error) => Sent::Later(error.to_string()),
+        }
+    }
+}
+
+/// The content type of a request's body, for protocols over HTTP.
+fn content_type(protocol: PushProtocol) -> String {
+    match protocol {
+        PushProtocol::PyroscopePush => pyroscope_push::CONTENT_TYPE.to_owned(),
+        #[cfg(feature = "otlp")]
+        PushProtocol::OtlpHttp => otlp::CONTENT_TYPE.to_owned(),
+        _ => pyroscope::content_type(),
     }
 }
 
@@ -207,6 +199,12 @@ pub struct Target {
     pub protocol: PushProtocol,
     /// Interval between two rounds.
     pub interval: Duration,
+    /// Stacks of a push.
+    pub stacks_max: usize,
+    /// Bytes sent a day, above which rounds become rarer; `None` = no limit.
+    pub bytes_per_day_max: Option<u64>,
+    /// Where profiles that wait are kept on disk; `None` = only in memory.
+    pub spool_directory: Option<PathBuf>,
     /// Labels that every profile gets.
     pub labels: BTreeMap<String, String>,
 }
@@ -229,15 +227,18 @@ impl Pusher {
         let counters = Arc::new(PushCounters::default());
         let (stop, stopped) = mpsc::channel();
         let outlet = match target.protocol {
-            PushProtocol::Pyroscope => Outlet::Pyroscope,
-            protocol => Outlet::Grpc(Box::new(Grpc::new(target.destination.server())?), protocol),
+            protocol if protocol.is_grpc() => Outlet::Grpc(Box::new(Grpc::new(target.destination.server())?), protocol),
+            protocol => Outlet::Http(protocol),
         };
+        let (queue, lost) = Queue::open(target.spool_directory.as_deref(), target.protocol.name());
+        counters.dropped.fetch_add(lost, Ordering::Relaxed);
         let mut work = Work {
+            allowance: Allowance::new(target.bytes_per_day_max, Instant::now()),
             target,
             outlet,
             published,
             counters: Arc::clone(&counters),
-            queue: Queue::default(),
+            queue,
             followed: HashMap::new(),
             failures: 0,
             told: false,
@@ -246,7 +247,7 @@ impl Pusher {
         Ok(Self { counters, stop, thread })
     }
 
-    /// Requests the end. Queued profiles are lost.
+    /// Requests the end. Queued profiles stay on disk, if there is a directory for them.
     pub fn stop(&self) {
         // If this fails, it has already ended.
         let _ = self.stop.send(());
@@ -266,10 +267,13 @@ struct Followed {
     /// When the process was last in the snapshot.
     seen: Instant,
     account: Account,
+    /// The state of the heap in the last push.
+    state: Option<u64>,
 }
 
 struct Work {
     target: Target,
+    allowance: Allowance,
     outlet: Outlet,
     published: Arc<Published>,
     counters: Arc<PushCounters>,
@@ -285,14 +289,21 @@ impl Work {
         let mut next = Instant::now();
         loop {
             if Instant::now() >= next {
-                self.collect();
+                if self.allowance.permits(Instant::now()) {
+                    self.collect();
+                } else {
+                    self.counters.rounds_put_off.fetch_add(1, Ordering::Relaxed);
+                }
                 next = Instant::now() + self.target.interval;
             }
             let wait = self.send_one().unwrap_or_else(|| next.saturating_duration_since(Instant::now()));
-            self.counters.waiting.store(self.queue.0.len() as u64, Ordering::Relaxed);
+            self.counters.waiting.store(self.queue.len() as u64, Ordering::Relaxed);
             match stopped.recv_timeout(wait) {
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    self.queue.keep();
+                    return;
+                }
             }
         }
     }
@@ -313,41 +324,54 @@ impl Work {
         for process in &snapshot.processes {
             for known in process.attributed.all() {
                 let source = (process.identity.process, known.profile.meta.mode.name());
-                let account = match self.followed.entry(source) {
+                let followed = match self.followed.entry(source) {
                     Entry::Occupied(followed) if followed.get().at == known.at => continue,
-                    Entry::Occupied(followed) => {
-                        let followed = followed.into_mut();
-                        followed.at = known.at;
-                        &mut followed.account
-                    }
-                    Entry::Vacant(place) => &mut place.insert(Followed { at: known.at, seen: now, account: Account::default() }).account,
+                    Entry::Occupied(followed) => followed.into_mut(),
+                    Entry::Vacant(place) => place.insert(Followed { at: known.at, seen: now, account: Account::default(), state: None }),
                 };
+                followed.at = known.at;
                 let end_unix_ns = end_unix_ns(&known.profile, known.wall);
-                let (interval, receipt) = account.next(&known.profile, end_unix_ns);
-                let request = self.outlet.request(process, &known.profile, &interval, &self.target.labels);
+                let (interval, receipt) = followed.account.next(&known.profile, end_unix_ns);
+                let state = Some(interval.state());
+                if !interval.has_any(interval.sums) && state == followed.state {
+                    self.counters.unchanged.fetch_add(1, Ordering::Relaxed);
+                    followed.account.give_back(&receipt);
+                    continue;
+                }
+                let (reduced, summed) = remainder::largest(&known.profile, interval, self.target.stacks_max);
+                let profile = reduced.profile.as_ref().unwrap_or(&known.profile);
+                let request = self.outlet.request(process, profile, &reduced.interval, &self.target.labels);
                 let Some((path, body)) = request else {
-                    account.give_back(&receipt);
+                    followed.account.give_back(&receipt);
                     continue;
                 };
-                let dropped = self.queue.add(Parcel { path, body, source, receipt });
+                followed.state = state;
+                self.counters.remainders.fetch_add(summed, Ordering::Relaxed);
+                self.allowance.spend(body.len() as u64);
+                let dropped = self.queue.add(Parcel { path, body, source: Some(source), receipt, file: None });
                 self.counters.dropped.fetch_add(dropped.len() as u64, Ordering::Relaxed);
                 for parcel in &dropped {
                     self.give_back(parcel);
                 }
             }
         }
+        if self.failures > 0 {
+            self.queue.keep();
+        }
     }
 
     /// Values that will not arrive are included in the next push of their process.
     fn give_back(&mut self, parcel: &Parcel) {
-        if let Some(followed) = self.followed.get_mut(&parcel.source) {
+        if let Some(followed) = parcel.source.and_then(|source| self.followed.get_mut(&source)) {
             followed.account.give_back(&parcel.receipt);
+            // The server has not seen the state of the heap either.
+            followed.state = None;
         }
     }
 
     /// Sends the oldest profile. `Some` = how long to wait before the next.
     fn send_one(&mut self) -> Option<Duration> {
-        let parcel = self.queue.0.front()?;
+        let parcel = self.queue.front()?;
         let destination = &mut self.target.destination;
         let renewed = destination
             .renew()
@@ -360,7 +384,8 @@ impl Work {
         match sent {
             Sent::Taken => {
                 self.counters.sent.fetch_add(1, Ordering::Relaxed);
-                self.queue.0.pop_front();
+                self.counters.bytes.fetch_add(parcel.body.len() as u64, Ordering::Relaxed);
+                self.queue.pop();
                 self.failures = 0;
                 if std::mem::take(&mut self.told) {
                     tracing::warn!("{} accepts profiles again", self.target.destination.server().address());
@@ -370,7 +395,7 @@ impl Work {
             Sent::Refused(why) => {
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!("{} rejected a profile: {why}", self.target.destination.server().address());
-                if let Some(parcel) = self.queue.0.pop_front() {
+                if let Some(parcel) = self.queue.pop() {
                     self.give_back(&parcel);
                 }
                 Some(Duration::ZERO)
@@ -381,6 +406,7 @@ impl Work {
                 if !std::mem::replace(&mut self.told, true) {
                     tracing::warn!("profiles wait: {why}");
                 }
+                self.queue.keep();
                 Some(pause(self.failures))
             }
         }
@@ -400,16 +426,6 @@ mod tests {
     #[test]
     fn pauses_double_up_to_a_limit() {
         assert_eq!([1, 2, 3, 40].map(pause), [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4), PAUSE_MAX]);
-    }
-
-    #[test]
-    fn the_oldest_profile_is_dropped_when_too_many_wait() {
-        let mut queue = Queue::default();
-        let source = (ProcessId { pid: crate::units::Pid(1), start_ticks: 1 }, "exact");
-        let parcel = |path: String, bytes| Parcel { path, body: vec![0; bytes], source, receipt: Receipt::default() };
-        let dropped: usize = (0..QUEUE_MAX + 3).map(|at| queue.add(parcel(at.to_string(), 10)).len()).sum();
-        assert_eq!((dropped, queue.0.len(), queue.0.front().unwrap().path.as_str()), (3, QUEUE_MAX, "3"));
-        assert_eq!(queue.add(parcel("large".into(), QUEUE_BYTES_MAX + 1)).len(), QUEUE_MAX);
     }
 
     /// A server that answers each connection with the next of these statuses, and passes on what it received.
@@ -443,7 +459,7 @@ mod tests {
         let head = String::from_utf8_lossy(&second[..400]).into_owned();
         assert!(
             head.starts_with(
-                "POST /ingest?name=sh_o_p%7Bcluster%3Da%2Ccomm%3Dsh_o_p%2Cpid%3D42%2Ctier%3Dexact%7D&from=1795257600&until=1795257610&spyName="
+                "POST /ingest?name=sh_o_p%7Bcluster%3Da%2Ccomm%3Dsh_o_p%2Cpid%3D42%2Ctier%3Dexact%2Cworkload%3Dsh_o_p%2Cworkload_kind%3Dcommand%7D&from=1795257600&until=1795257610&spyName="
             ),
             "{head}"
         );
@@ -454,5 +470,38 @@ mod tests {
         assert_eq!(testing::totals(&back), wanted);
         assert_eq!(pusher.counters.failures.load(Ordering::Relaxed), 1);
         pusher.stop();
+    }
+
+    #[test]
+    fn a_profile_outlives_a_restart_of_the_agent_while_the_server_is_away() {
+        let place = tempfile::tempdir().unwrap();
+        let away = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let config = |url: String| crate::agent::config::PushConfig {
+            url: Some(url),
+            spool_directory: Some(place.path().join("push")),
+            ..crate::agent::config::PushConfig::default()
+        };
+        let published = Arc::new(Published::new(Instant::now()));
+        testing::publish(&published, shop(), testing::END_UNIX_NS);
+        let hour = Duration::from_secs(3600);
+        let first = testing::start_with(&config(format!("http://{away}")), hour, published);
+        let wait = |done: &dyn Fn() -> bool| {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while !done() {
+                assert!(Instant::now() < deadline);
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+        };
+        wait(&|| first.counters.failures.load(Ordering::Relaxed) > 0);
+        first.stop();
+        wait(&|| first.is_finished());
+        // The next run knows nothing of the process.
+        let (url, requests) = server(&[200]);
+        let second = testing::start_with(&config(url), hour, Arc::new(Published::new(Instant::now())));
+        let request = requests.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert!(String::from_utf8_lossy(&request).contains("POST /ingest?name=sh_o_p%7B"));
+        wait(&|| second.counters.sent.load(Ordering::Relaxed) == 1);
+        second.stop();
+        assert_eq!(std::fs::read_dir(place.path().join("push")).unwrap().count(), 0);
     }
 }

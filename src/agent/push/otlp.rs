@@ -18,8 +18,14 @@ use prost::Message;
 
 use super::interval::Interval;
 use crate::model::sample::ProcessSample;
+use crate::process::workload::Kind;
 use crate::profile::{Frame, Profile, ValueKind};
 
+/// The path of the same request as an HTTP POST, with its content type (opentelemetry-specification, protocol/otlp.md).
+pub(super) const HTTP_PATH: &str = "/v1development/profiles";
+pub(super) const CONTENT_TYPE: &str = "application/x-protobuf";
+/// The attribute of a mapping that has its GNU build id in hexadecimal digits (semantic conventions, attributes-registry/process).
+const BUILD_ID: &str = "process.executable.build_id.gnu";
 /// The method.
 pub(super) const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
 
@@ -55,11 +61,20 @@ struct Dictionary {
     mappings: Table<Mapping>,
     places: Table<Place>,
     stacks: Table<Stack>,
+    /// Build ids of mappings, as the attributes' index less one.
+    build_ids: Vec<String>,
 }
 
 impl Dictionary {
     fn new() -> Self {
-        Self { strings: Table::new(), functions: Table::new(), mappings: Table::new(), places: Table::new(), stacks: Table::new() }
+        Self {
+            strings: Table::new(),
+            functions: Table::new(),
+            mappings: Table::new(),
+            places: Table::new(),
+            stacks: Table::new(),
+            build_ids: Vec::new(),
+        }
     }
 
     fn string(&mut self, text: &str) -> i32 {
@@ -71,11 +86,33 @@ impl Dictionary {
         let file = self.string(&frame.file);
         let function = self.functions.index(Function { name_strindex: name, filename_strindex: file, ..Function::default() });
         let module = self.string(&frame.module);
-        let mapping = if module == 0 { 0 } else { self.mappings.index(Mapping { filename_strindex: module, ..Mapping::default() }) };
+        let attribute_indices = self.build_id(&frame.build_id).into_iter().collect();
+        let mapping = Mapping { filename_strindex: module, attribute_indices, ..Mapping::default() };
+        let mapping = if module == 0 { 0 } else { self.mappings.index(mapping) };
         self.places.index((mapping, frame.address, function, i64::from(frame.line)))
     }
 
-    fn finish(self) -> ProfilesDictionary {
+    /// The index of the attribute with a build id, by which a server finds symbols; `None` if it is not known.
+    fn build_id(&mut self, build_id: &str) -> Option<i32> {
+        if build_id.is_empty() {
+            return None;
+        }
+        let known = self.build_ids.iter().position(|one| one == build_id);
+        let at = known.unwrap_or_else(|| {
+            self.build_ids.push(build_id.to_owned());
+            self.build_ids.len() - 1
+        });
+        i32::try_from(at + 1).ok()
+    }
+
+    fn finish(mut self) -> ProfilesDictionary {
+        let key_strindex = if self.build_ids.is_empty() { 0 } else { self.string(BUILD_ID) };
+        let with_id = |id: String| KeyValueAndUnit {
+            key_strindex,
+            value: Some(AnyValue { value: Some(Value::StringValue(id)) }),
+            ..KeyValueAndUnit::default()
+        };
+        let attributes = std::mem::take(&mut self.build_ids).into_iter().map(with_id);
         let location = |(mapping_index, address, function_index, line): Place| {
             let lines = if function_index == 0 { Vec::new() } else { vec![Line { function_index, line, column: 0 }] };
             Location { mapping_index, address, lines, attribute_indices: Vec::new() }
@@ -86,7 +123,7 @@ impl Dictionary {
             function_table: self.functions.entries,
             link_table: vec![Link::default()],
             string_table: self.strings.entries,
-            attribute_table: vec![KeyValueAndUnit::default()],
+            attribute_table: std::iter::once(KeyValueAndUnit::default()).chain(attributes).collect(),
             stack_table: self.stacks.entries,
         }
     }
@@ -147,16 +184,19 @@ fn attributes(process: &ProcessSample, labels: &BTreeMap<String, String>) -> Vec
     let pid = i64::from(process.identity.process.pid.0);
     let text = |value: &str| Value::StringValue(value.to_owned());
     let mut all = vec![
-        ("service.name", text(&process.comm)),
+        ("service.name", text(&process.workload.service_name)),
         ("process.pid", Value::IntValue(pid)),
         ("process.executable.name", text(&process.comm)),
     ];
     for (name, value) in labels {
         let name = match name.as_str() {
-            "pid" | "comm" => continue,
+            "pid" | "comm" | "service_name" => continue,
+            "service_version" => "service.version",
             "namespace" => "k8s.namespace.name",
             "pod" => "k8s.pod.name",
             "container" => "k8s.container.name",
+            "workload" => workload_key(process.workload.kind),
+            "workload_kind" => "fragprof.workload_kind",
             "tier" => "fragprof.tier",
             name => name,
         };
@@ -165,6 +205,18 @@ fn attributes(process: &ProcessSample, labels: &BTreeMap<String, String>) -> Vec
     let pair =
         |(key, value): (&str, Value)| KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() };
     all.into_iter().map(pair).collect()
+}
+
+/// The attribute with the name of a workload.
+fn workload_key(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Deployment => "k8s.deployment.name",
+        Kind::StatefulSet => "k8s.statefulset.name",
+        Kind::DaemonSet => "k8s.daemonset.name",
+        Kind::CronJob => "k8s.cronjob.name",
+        Kind::Job => "k8s.job.name",
+        Kind::Rollout | Kind::StaticPod | Kind::Pod | Kind::Container | Kind::Systemd | Kind::Command => "fragprof.workload",
+    }
 }
 
 #[cfg(test)]
@@ -189,7 +241,8 @@ mod tests {
         let of_process = &request.resource_profiles[0];
         let attributes = &of_process.resource.as_ref().unwrap().attributes;
         let names: Vec<&str> = attributes.iter().map(|one| one.key.as_str()).collect();
-        assert_eq!(names, ["service.name", "process.pid", "process.executable.name", "cluster", "fragprof.tier"]);
+        let labels = ["cluster", "fragprof.tier", "fragprof.workload", "fragprof.workload_kind"];
+        assert_eq!(names, [["service.name", "process.pid", "process.executable.name"].as_slice(), &labels].concat());
         let expected = shop();
         let profiles = &of_process.scope_profiles[0].profiles;
         assert_eq!(profiles.len(), expected.meta.kinds.iter().count());
@@ -222,9 +275,28 @@ mod tests {
             wanted.sort();
             assert_eq!(shown, wanted, "{}", kind.name());
         }
+        // Every file has its build id.
+        let of_file = |name: &str| {
+            let file = dictionary.mapping_table.iter().find(|one| text(one.filename_strindex).ends_with(name)).unwrap();
+            let attribute = &dictionary.attribute_table[usize::try_from(file.attribute_indices[0]).unwrap()];
+            (text(attribute.key_strindex).to_owned(), attribute.value.clone().unwrap().value.unwrap())
+        };
+        assert_eq!(of_file("libc.so.6"), ("process.executable.build_id.gnu".to_owned(), Value::StringValue("beef".into())));
         // The first entry of every table is the empty entry.
         assert_eq!(dictionary.string_table[0], "");
         assert_eq!(dictionary.mapping_table[0], Mapping::default());
         assert_eq!(dictionary.stack_table[0], Stack::default());
+    }
+
+    #[test]
+    fn the_same_message_is_posted_over_http() {
+        let (url, requests) = testing::http_server(&[200]);
+        let pusher = testing::pusher(&url, PushProtocol::OtlpHttp);
+        let (head, body) = requests.recv_timeout(Duration::from_secs(20)).unwrap();
+        pusher.stop();
+        assert!(head.starts_with("post /v1development/profiles http/1.1\r\n"), "{head}");
+        assert!(head.contains("content-type: application/x-protobuf"), "{head}");
+        let request = ExportProfilesServiceRequest::decode(body.as_slice()).unwrap();
+        assert_eq!(request.resource_profiles[0].scope_profiles[0].profiles.len(), shop().meta.kinds.iter().count());
     }
 }

@@ -88,7 +88,9 @@ mod tests {
         let request = WriteRawRequest::decode(second.message.as_slice()).unwrap();
         let series = &request.series[0];
         let labels: Vec<_> = series.labels.as_ref().unwrap().labels.iter().map(|one| (one.name.as_str(), one.value.as_str())).collect();
-        assert_eq!(labels, [("__name__", "memory"), ("cluster", "a"), ("comm", "sh{o}p"), ("pid", "42"), ("tier", "exact")]);
+        let of_process = [("comm", "sh{o}p"), ("pid", "42"), ("service_name", "sh{o}p"), ("tier", "exact")];
+        let of_workload = [("workload", "sh{o}p"), ("workload_kind", "command")];
+        assert_eq!(labels, [&[("__name__", "memory"), ("cluster", "a")], of_process.as_slice(), &of_workload].concat());
         let (sums, gauges) = (testing::pprof(&series.samples[0].raw_profile), testing::pprof(&series.samples[1].raw_profile));
         assert_eq!((sums.time_nanos, gauges.time_nanos), (testing::END_UNIX_NS, testing::END_UNIX_NS));
         assert_eq!((sums.duration_nanos, gauges.duration_nanos), (10_250_000_000, 0));

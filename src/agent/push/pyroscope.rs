@@ -25,7 +25,9 @@ pub(super) fn path(service: &str, interval: &Interval, labels: &BTreeMap<String,
     let clean = |text: &str| -> String {
         text.chars().map(|c| if c.is_control() || matches!(c, '{' | '}' | ',' | '=' | '"') { '_' } else { c }).collect()
     };
-    let list: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={}", clean(value))).collect();
+    // The name is the service's label.
+    let others = labels.iter().filter(|(name, _)| *name != "service_name");
+    let list: Vec<String> = others.map(|(name, value)| format!("{name}={}", clean(value))).collect();
     let name = format!("{}{{{}}}", service_name(service), list.join(","));
     let seconds = |unix_ns: u64| unix_ns / 1_000_000_000;
     let (from, until) = (seconds(interval.start_unix_ns()), seconds(interval.end_unix_ns));

@@ -69,7 +69,16 @@ pub fn start(url: &str, protocol: PushProtocol, interval: Duration, published: A
 pub fn start_with(config: &PushConfig, interval: Duration, published: Arc<Published>) -> Pusher {
     let labels = BTreeMap::from([("cluster".into(), "a".into())]);
     let destination = Destination::open(config).unwrap().unwrap();
-    Pusher::start(Target { destination, protocol: config.protocol, interval, labels }, published).unwrap()
+    let target = Target {
+        destination,
+        protocol: config.protocol,
+        interval,
+        stacks_max: config.stacks_max,
+        bytes_per_day_max: None,
+        spool_directory: config.spool_directory.clone(),
+        labels,
+    };
+    Pusher::start(target, published).unwrap()
 }
 
 /// Sends the profile of a process `sh{o}p` with the pid 42.
@@ -77,6 +86,33 @@ pub fn pusher(url: &str, protocol: PushProtocol) -> Pusher {
     let published = Arc::new(Published::new(Instant::now()));
     publish(&published, shop(), END_UNIX_NS);
     start(url, protocol, Duration::from_secs(3600), published)
+}
+
+/// An HTTP server that answers each connection's request with the next of these statuses, and passes on its head, in lower case, and its body.
+pub fn http_server(statuses: &'static [u16]) -> (String, Receiver<(String, Vec<u8>)>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (send, requests) = channel();
+    std::thread::spawn(move || {
+        for status in statuses {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut request, mut piece) = (Vec::new(), [0; 4096]);
+            let got = loop {
+                let read = stream.read(&mut piece).unwrap();
+                request.extend_from_slice(&piece[..read]);
+                let Some(end) = request.windows(4).position(|four| four == b"\r\n\r\n") else { continue };
+                let head = String::from_utf8(request[..end].to_vec()).unwrap().to_lowercase();
+                let length: usize = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().parse().unwrap();
+                if request.len() == end + 4 + length {
+                    break (head, request.split_off(end + 4));
+                }
+            };
+            let answer = format!("HTTP/1.1 {status} x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            std::io::Write::write_all(&mut stream, answer.as_bytes()).unwrap();
+            send.send(got).unwrap();
+        }
+    });
+    (url, requests)
 }
 
 /// A received request.

@@ -31,8 +31,8 @@ pub struct Candidate<'a> {
     pub comm: &'a str,
     /// Its cgroups' paths.
     pub cgroups: Vec<&'a str>,
-    /// Its workload: the container's name, or the pod's.
-    pub workload: Option<&'a str>,
+    /// The names of its workload and service, and of its container, or of the pod.
+    pub workloads: Vec<String>,
     /// Bytes that a trim would give back, by the last full census.
     pub trimmable_bytes: u64,
     /// Resident bytes of its heaps.
@@ -46,7 +46,7 @@ pub struct Candidate<'a> {
 /// Whether a rule covers it and the thresholds are passed, with a gain of so many bytes.
 #[must_use]
 fn is_wanted(config: &ReclaimConfig, one: &Candidate<'_>, gain_bytes: u64) -> bool {
-    config.rules.iter().any(|rule| rule.covers(one.comm, &one.cgroups, one.workload))
+    config.rules.iter().any(|rule| rule.covers(one.comm, &one.cgroups, &one.workloads))
         && gain_bytes >= config.trimmable_min_mib << 20
         && gain_bytes as f64 * 100.0 >= one.resident_bytes as f64 * config.trimmable_min_percent
         && one.pressure_percent >= config.pressure_min_percent
@@ -247,7 +247,7 @@ mod tests {
         let rule = ProcessRule { command: Some("shop*".into()), cgroup: Some("/pods/*".into()), workload: Some("web".into()) };
         let narrow = ReclaimConfig { rules: vec![rule], ..config };
         assert!(!wanted(&narrow, &candidate(100)));
-        assert!(wanted(&narrow, &Candidate { cgroups: vec!["/pods/a"], workload: Some("web"), ..candidate(100) }));
+        assert!(wanted(&narrow, &Candidate { cgroups: vec!["/pods/a"], workloads: vec!["web".into()], ..candidate(100) }));
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub use hierarchy::Hierarchies;
 pub use identity::{ContainerId, Engine, Membership};
 pub use memory::CgroupMemory;
 
+use super::workload::PodInfo;
 use crate::process::handle::read_bounded;
 use crate::units::Pid;
 
@@ -44,6 +45,9 @@ pub struct Container {
     pub name: Option<String>,
     /// The image as named in the pod. `None` = not known.
     pub image: Option<String>,
+    /// What the pod's labels say. `None` = not known. It is shown as the [`Workload`](super::workload::Workload).
+    #[serde(skip)]
+    pub info: Option<Arc<PodInfo>>,
 }
 
 impl Container {

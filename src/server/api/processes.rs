@@ -9,7 +9,7 @@ use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::super::ServerState;
+use super::super::{ServerState, lock};
 use super::history::ask;
 use super::{answer, find, object, refuse};
 use crate::fragmentation::recorded::against_pinning;
@@ -68,7 +68,9 @@ pub async fn agent(State(state): State<Arc<ServerState>>) -> Response {
 
 /// `/api/v1/processes`
 pub async fn processes(State(state): State<Arc<ServerState>>) -> Response {
-    object(&ProcessesView::of(&state.published.load(), Instant::now()))
+    let governed = state.governed();
+    let attribution_unavailable = lock(&governed).unavailable.clone();
+    object(&ProcessesView { attribution_unavailable, ..ProcessesView::of(&state.published.load(), Instant::now()) })
 }
 
 /// `/api/v1/processes/{pid}`

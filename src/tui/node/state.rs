@@ -102,7 +102,7 @@ pub const KEYS: [(&str, &str); 10] = [
     ("Enter  click", "the process: ladder, verdict, address space, stacks; again to go back"),
     ("s", "sort by the next column"),
     ("r l t p f w n", "sort by resident, live, trimmable, pinned, fragmentation, growth, name"),
-    ("/", "show only processes, containers or verdicts that contain a text"),
+    ("/", "show only processes, containers, workloads or verdicts that contain a text"),
     ("e", "without an agent: record the process with its stacks, at about 2 µs per allocation"),
     ("?", "these keys"),
     ("Esc", "back; from the list: quit"),
@@ -115,8 +115,9 @@ impl State {
     pub fn rows<'a>(&self, sample: &'a Sample) -> Vec<&'a ProcessView> {
         let has = |one: &ProcessView| {
             let container = one.container.as_ref().is_some_and(|container| contains(&container.title, &self.filter));
+            let workload = [&one.workload.name, &one.workload.service_name].into_iter().any(|name| contains(name, &self.filter));
             let verdict = one.verdict.as_ref().is_some_and(|verdict| contains(&verdict.verdict, &self.filter));
-            contains(&one.comm, &self.filter) || container || verdict || one.pid.to_string().starts_with(&self.filter)
+            contains(&one.comm, &self.filter) || container || workload || verdict || one.pid.to_string().starts_with(&self.filter)
         };
         let mut rows: Vec<&ProcessView> = sample.view.processes.iter().filter(|one| self.filter.is_empty() || has(one)).collect();
         match self.sort {

@@ -2,7 +2,7 @@
 
 import { el, put, visible } from "./dom.js";
 import { bar, legend, stepsOf } from "./ladder.js";
-import { chip, home, pairs, source, verdictOf } from "./parts.js";
+import { chip, home, pairs, source, verdictOf, workloadOf } from "./parts.js";
 import { amount, bytes, count, duration, exact, percent, signed } from "./units.js";
 import { NOT_MALLOC, VERDICTS } from "./words.js";
 
@@ -40,6 +40,7 @@ export function drawVerdict(head, one, said) {
       el("span", {}, `pid ${one.pid}`),
       el("span", {}, `uid ${one.uid}`),
       home(one) ? el("span", {}, home(one)) : null,
+      workloadOf(one) ? el("span", {}, workloadOf(one)) : null,
       (one.heaps ?? []).map((heap) => el("span", {}, visible(heap.allocator))),
       one.state !== "watched"
         ? el("span", {}, `${visible(one.state).replace("_", " ")}${one.reason ? `: ${visible(one.reason)}` : ""}`)

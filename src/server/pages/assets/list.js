@@ -303,6 +303,13 @@ export function open({ main, settings, signal }) {
             `${count(last.processes_over_limit)} more processes match the rules, but exceed discovery.processes_max and are not watched.`,
           )
         : null,
+      last.attribution_unavailable
+        ? el(
+            "p",
+            { class: "notice", id: "no-stacks" },
+            `Allocations are not attributed to call stacks here, only the census works: ${visible(last.attribution_unavailable)}`,
+          )
+        : null,
       looked.length < withHeap
         ? el(
             "p",

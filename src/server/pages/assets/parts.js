@@ -78,6 +78,15 @@ export function home(one) {
   return names.map(visible).join(" / ");
 }
 
+// What a process belongs to; empty for a plain command, which has no other name.
+export function workloadOf(one) {
+  const workload = one.workload;
+  if (!workload?.name || workload.kind === "command") return "";
+  const service = workload.service_name === workload.name ? "" : ` (${visible(workload.service_name)})`;
+  const version = workload.service_version ? ` ${visible(workload.service_version)}` : "";
+  return `${visible(workload.kind)} ${visible(workload.name)}${service}${version}`;
+}
+
 export function verdictOf(one) {
   const said = one.verdict;
   if (!said) return null;
