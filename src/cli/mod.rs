@@ -33,6 +33,7 @@ mod saved;
 pub mod sites;
 mod stop;
 pub mod top;
+mod top_cluster;
 pub mod trace;
 pub mod trim;
 mod values;

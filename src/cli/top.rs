@@ -9,13 +9,13 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 
 use super::frames::Frames;
 use super::help::examples;
 use super::record::{failed, parse_duration};
 use super::stop::stop_flag;
-use super::{log, output};
+use super::{log, output, top_cluster};
 use crate::client::{Access, AccessError, Address, Credentials, Server};
 use crate::error::{ExitStatus, Failed};
 use crate::session::{Options, Recorder};
@@ -34,11 +34,15 @@ use crate::units::Pid;
 /// Without --pid it shows all processes, as the agent of this machine sees them, or, if no agent runs, by a census of its own; neither sets
 /// probes in them. With --pid it traces every malloc and free of the process, at about 2 µs per pair, or records its emitter's samples if it
 /// has one, and shows call stacks; what was allocated before is unknown. On a terminal the view is interactive (? lists the keys); elsewhere
-/// each sample is printed as text, or with --json as one object per line.
+/// each sample is printed as text, or with --json as one object per line. With --prometheus it shows the workloads of all nodes by version, from
+/// the series that a Prometheus scraped from the agents: versions that need more memory per process than those before them first, then those
+/// that hold the most free memory.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("server").args(["url", "prometheus"]))]
 #[command(after_help = examples(&[
     ("fragprof top", "All processes"),
     ("fragprof top --url http://node7:9746 --token-file token", "All processes of another machine's agent"),
+    ("fragprof top --prometheus http://prometheus:9090", "The workloads of all nodes that a Prometheus scrapes, by version"),
     ("sudo fragprof top -p PID", "One process, with its call stacks"),
     ("sudo fragprof top -p PID --once --json", "One sample as JSON"),
 ]))]
@@ -52,11 +56,17 @@ pub struct TopArgs {
     /// Agent to show: http://HOST:PORT, https://HOST:PORT, or unix:PATH for its socket [default: the agent of this machine, if it answers]
     #[arg(long, value_name = "URL", conflicts_with = "pid")]
     pub url: Option<String>,
-    /// File that contains the agent's token
+    /// Prometheus, or a compatible server, that scrapes the agents: http://HOST:PORT[/PREFIX] or https://HOST[/PREFIX]
+    #[arg(long, value_name = "URL", conflicts_with = "pid")]
+    pub prometheus: Option<String>,
+    /// Tenant of the Prometheus-compatible server, sent as X-Scope-OrgID
+    #[arg(long, value_name = "TENANT", requires = "prometheus")]
+    pub tenant: Option<String>,
+    /// File that contains the agent's or the server's token
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// File with the certificates (PEM) of the authorities to trust with https instead of the system's
-    #[arg(long, value_name = "FILE", requires = "url")]
+    #[arg(long, value_name = "FILE", requires = "server")]
     pub ca_file: Option<PathBuf>,
     /// Time between two samples, such as 500ms or 5s
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
@@ -112,6 +122,9 @@ const SAMPLES_WAITING: usize = 1;
 /// If a process cannot be watched, or the output cannot be written.
 pub fn run(args: &TopArgs) -> anyhow::Result<()> {
     let stop = stop_flag()?;
+    if let Some(url) = &args.prometheus {
+        return top_cluster::run(&server(args, url)?, args.once, args.json, args.interval, &stop);
+    }
     let prints = args.once || args.json || !is_terminal();
     let recorded;
     let pids = if args.pid.is_empty() {
@@ -134,8 +147,8 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
 /// The default addresses of this machine's agent.
 const LOCAL_AGENTS: [&str; 2] = ["unix:/run/fragprof/agent.sock", "http://127.0.0.1:9746"];
 
-/// The given agent, or that of this machine if it answers, or else a census of this command's own.
-fn feed(args: &TopArgs) -> anyhow::Result<Feed> {
+/// A server at this address, with the access that the options give.
+fn server(args: &TopArgs, url: &str) -> anyhow::Result<Server> {
     let token = args.token_file.as_ref().map(|path| {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         anyhow::Ok(text.lines().next().unwrap_or_default().trim().to_owned())
@@ -144,29 +157,34 @@ fn feed(args: &TopArgs) -> anyhow::Result<Feed> {
     let access = Access {
         credentials: token.transpose()?.map_or(Credentials::None, Credentials::Token),
         authorities: authorities.transpose()?,
+        tenant: args.tenant.clone(),
         ..Access::default()
     };
     let wrong = |error: String| Failed::new(ExitStatus::Usage, error);
-    let server = |url: &str| {
-        let address = Address::parse(url).map_err(|error| wrong(error.to_string()))?;
-        if args.ca_file.is_some() && !address.is_tls() {
-            return Err(wrong(format!("--ca-file is for https, and --url is {}", address.url())));
-        }
-        Server::new(address, &access).map_err(|error| {
-            let of = |option: &str, path: &Option<PathBuf>| path.as_ref().map(|path| format!("{option} {}: {error}", path.display()));
-            let named = match &error {
-                AccessError::Credentials(_) => of("--token-file", &args.token_file),
-                AccessError::Authorities(_) => of("--ca-file", &args.ca_file),
-                _ => None,
-            };
-            wrong(named.unwrap_or_else(|| error.to_string()))
-        })
-    };
+    let address = Address::parse(url).map_err(|error| wrong(error.to_string()))?;
+    if args.ca_file.is_some() && !address.is_tls() {
+        let option = if args.prometheus.is_some() { "--prometheus" } else { "--url" };
+        return Err(wrong(format!("--ca-file is for https, and {option} is {}", address.url())).into());
+    }
+    let server = Server::new(address, &access).map_err(|error| {
+        let of = |option: &str, path: &Option<PathBuf>| path.as_ref().map(|path| format!("{option} {}: {error}", path.display()));
+        let named = match &error {
+            AccessError::Credentials(_) => of("--token-file", &args.token_file),
+            AccessError::Authorities(_) => of("--ca-file", &args.ca_file),
+            _ => None,
+        };
+        wrong(named.unwrap_or_else(|| error.to_string()))
+    });
+    Ok(server?)
+}
+
+/// The given agent, or that of this machine if it answers, or else a census of this command's own.
+fn feed(args: &TopArgs) -> anyhow::Result<Feed> {
     if let Some(url) = &args.url {
-        return Ok(Feed::Agent(server(url)?));
+        return Ok(Feed::Agent(server(args, url)?));
     }
     for url in LOCAL_AGENTS {
-        let server = server(url)?;
+        let server = server(args, url)?;
         if server.get("/healthz").is_ok() {
             return Ok(Feed::Agent(server));
         }

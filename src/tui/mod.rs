@@ -24,10 +24,12 @@
 //! | [`screen`] | the terminal, restored in every case | no |
 //! | [`input`] | keys, the mouse, hang-up | no |
 //! | [`live`] | the event loop | no |
+//! | [`cluster`] | the workloads of a cluster, from a Prometheus | yes |
 //! | [`node`] | all processes, from an agent or a collector inside `top` | parts: yes |
 
 mod bar;
 pub mod choose;
+pub mod cluster;
 pub mod collect;
 pub mod draw;
 pub mod filter;

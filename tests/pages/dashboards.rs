@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -9,14 +10,14 @@ use super::fully_measured;
 use super::prometheus::Prometheus;
 use crate::agent::daemon::{Daemon, watching};
 use crate::agent::metrics::{fragmented, fragments};
-use crate::support::process::{Process, wait_until};
+use crate::support::process::{Process, run, wait_until};
 
 /// Width of Grafana's grid.
 const GRID: u64 = 24;
 /// Panel types that the dashboards use and Grafana 10 and later have built in.
 const PANELS: [&str; 6] = ["row", "stat", "timeseries", "bargauge", "table", "text"];
 
-fn dashboards() -> Vec<(PathBuf, Value)> {
+pub fn dashboards() -> Vec<(PathBuf, Value)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/grafana");
     let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let mut all: Vec<(PathBuf, Value)> = files
@@ -27,11 +28,11 @@ fn dashboards() -> Vec<(PathBuf, Value)> {
     all
 }
 
-fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+pub fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map_or(&[], Vec::as_slice)
 }
 
-fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+pub fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_default()
 }
 
@@ -42,9 +43,9 @@ fn variables_in(text: &str) -> BTreeSet<String> {
 }
 
 /// The expression with all variables set to All.
-fn filled(expression: &str) -> String {
-    let mut text = expression.replace("$__rate_interval", "20s");
-    for name in ["instance", "namespace", "pod", "container", "process", "pid"] {
+pub fn filled(expression: &str) -> String {
+    let mut text = expression.replace("$__rate_interval", "20s").replace("$figure", "pinned").replace("$price", "3");
+    for name in ["instance", "namespace", "pod", "container", "process", "pid", "workload"] {
         text = text.replace(&format!("\"${name}\""), "\".*\"");
     }
     text
@@ -128,6 +129,7 @@ fn every_query_returns_data_from_a_real_agent() {
         }
     }
     println!("{queries} queries of dashboards returned data");
+    top_shows_the_workload(&prometheus);
     // The value on the dashboard equals the one in the API.
     let all = list(&list_of_processes, "processes");
     let pinned: u64 = all.iter().map(|one| one["heaps"][0]["pinned_bytes"].as_u64().unwrap()).sum();
@@ -139,4 +141,19 @@ fn every_query_returns_data_from_a_real_agent() {
         let series = prometheus.query(&expression).unwrap();
         series.first().is_some_and(|one| one["value"][1].as_str() == Some(&pinned))
     });
+}
+
+/// `fragprof top --prometheus` has the figures of the recorded series.
+fn top_shows_the_workload(prometheus: &Prometheus) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fragprof"));
+    let done = run(command.args(["top", "--once", "--json", "--prometheus", &prometheus.url()]));
+    assert!(done.status.success(), "{}", done.err);
+    let view: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(view["recorded"], true, "{view}");
+    // Outside containers and services a process's workload is its command; the test itself may run in a service.
+    let rows = list(&view, "workloads");
+    assert!(rows.iter().any(|row| row["processes"] == 3.0 && row["pinned_bytes"].as_f64() > Some((10 << 20) as f64)), "{view}");
+    let wrong =
+        run(Command::new(env!("CARGO_BIN_EXE_fragprof")).args(["top", "--once", "--prometheus", &format!("{}/no", prometheus.url())]));
+    assert!(!wrong.status.success() && wrong.err.contains("404"), "{}", wrong.err);
 }

@@ -3,6 +3,7 @@
 mod bench;
 mod browser;
 mod dashboards;
+mod fleet;
 mod hostile;
 pub mod pictures;
 mod prometheus;
