@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the release: a static binary, built twice in different directories and compared byte by byte, with its SBOM, in a tarball that is
-# reproducible from the commit.
+# Builds the release: a static binary, built twice in different directories and compared byte by byte, stripped, with its SBOM, in a tarball
+# that is reproducible from the commit; its debug information is in a file beside the tarball (gdb finds it by the build id, or by its name
+# next to the program).
 #
 #   release.sh          everything
 #   release.sh once     one build without comparison, to try the rest
@@ -47,16 +48,32 @@ fi
 if readelf -lW "$first" | grep -q INTERP; then echo "the binary is not static" >&2; exit 1; fi
 "$first" --version | grep -q "$version" || { echo "the binary has another version than Cargo.toml" >&2; exit 1; }
 
+# Bytes of the stripped program.
+size_max=20000000
 stage=$dist/$name
-rm -rf "$stage"
+debug=$name.debug
+rm -rf "$stage" "$dist/$debug"
 mkdir -p "$stage"
-install -m 755 "$first" "$stage/fragprof"
+objcopy --only-keep-debug --compress-debug-sections "$first" "$dist/$debug"
+chmod 644 "$dist/$debug"
+# The link has the name and checksum of the debug file, so it is looked for in the directory where that is.
+program=$(realpath "$stage")/fragprof
+strip -o "$program" "$first"
+(cd "$dist" && objcopy --add-gnu-debuglink="$debug" "$program")
+chmod 755 "$program"
+size=$(stat -c %s "$program")
+[ "$size" -le "$size_max" ] || { echo "the stripped program has $size bytes, more than $size_max" >&2; exit 1; }
+build_id() { readelf -n "$1" 2>/dev/null | sed -n 's/.*Build ID: //p'; }
+[ -n "$(build_id "$program")" ] && [ "$(build_id "$program")" = "$(build_id "$dist/$debug")" ] ||
+	{ echo "the debug file does not belong to the program" >&2; exit 1; }
+"$program" --version | grep -q "$version" || { echo "the stripped program does not run" >&2; exit 1; }
+echo "stripped: $size bytes"
 cp LICENSE-APACHE LICENSE-MIT README.md CHANGELOG.md "$stage/"
 cp -r docs deploy "$stage/"
 scripts/sbom.py >"$stage/fragprof.cdx.json"
 cp "$stage/fragprof.cdx.json" "$dist/$name.cdx.json"
 tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=go=rX,u+rw -C "$dist" -c "$name" | gzip -n -9 >"$dist/$name.tar.gz"
 rm -rf "$stage"
-(cd "$dist" && sha256sum "$name.tar.gz" "$name.cdx.json" >"$name.sha256")
+(cd "$dist" && sha256sum "$name.tar.gz" "$debug" "$name.cdx.json" >"$name.sha256")
 ls -l "$dist"
 cat "$dist/$name.sha256"
