@@ -36,7 +36,7 @@ demo: build ## show the main features on a small service that leaks and fragment
 .PHONY: test
 test: test-deps lint ## run everything: formatting, lints, unit, property and integration tests
 	@scripts/mount-kernel-filesystems.sh
-	$(CARGO) test --features otlp -- --test-threads=2
+	$(CARGO) test -- --test-threads=2
 
 .PHONY: test-containers
 test-containers: deps static ## test in real containers with the static image, and with each image builder
@@ -295,3 +295,16 @@ bench-pages: test-deps ## measure the time until a page shows its contents, 200 
 .PHONY: screenshots
 screenshots: test-deps ## take the screenshots of docs/pages.md from a real run
 	$(CARGO) test --test integration screenshots_of_a_real_run -- --ignored --nocapture
+
+.PHONY: bench-fleet
+bench-fleet: test-deps ## measure the cluster dashboard and top --prometheus with a thousand simulated agents (5 minutes)
+	$(CARGO) test --test integration a_thousand_agents_are_seen -- --ignored --nocapture
+
+.PHONY: test-sql
+test-sql: ## read exported tables with DuckDB, and run the queries of docs/sql.md (installs DuckDB in target/duckdb)
+	test -x target/duckdb/bin/python || { python3 -m venv target/duckdb && target/duckdb/bin/pip install -q duckdb; }
+	FRAGPROF_DUCKDB=$(CURDIR)/target/duckdb/bin/python $(CARGO) test --lib duckdb -- --ignored
+
+.PHONY: bench-push
+bench-push: deps ## measure the bytes and the CPU time of a day of pushes, of a node with fifty workloads
+	$(CARGO) test --release --lib a_day_of_pushes -- --ignored --nocapture

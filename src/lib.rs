@@ -20,7 +20,7 @@
 //! ledger  unwind
 //! machine  governor  profile  client  trace  ring
 //! heap
-//! units  bpf  frame  kept  random  sanitize  replace  seccomp  error
+//! units  bpf  frame  kept  parquet  random  sanitize  replace  seccomp  error
 //! ```
 //!
 //! | module | job | needs root |
@@ -58,7 +58,7 @@
 //! | [`server`] | HTTP: metrics, health, API | no |
 //! | [`trace`] | every event of a process in a stream that can be replayed | no |
 //! | [`client`] | HTTP and HTTPS requests to an agent, or to a server of profiles | no |
-//! | [`frame`], [`kept`], [`units`], [`random`], [`sanitize`], [`error`] | a frame of a stack, the rule for stacks that keep what they allocate, numbers with units, random numbers, escaping of texts, exit statuses | no |
+//! | [`frame`], [`kept`], [`units`], [`parquet`], [`random`], [`sanitize`], [`error`] | a frame of a stack, the rule for stacks that keep what they allocate, tables for SQL, numbers with units, random numbers, escaping of texts, exit statuses | no |
 //!
 //! Pure modules take plain values and return plain values; BPF, `/proc`, clocks and sockets stay at the edge.
 
@@ -84,6 +84,7 @@ pub mod machine;
 pub mod managed;
 pub mod metrics;
 pub mod model;
+pub mod parquet;
 pub mod probe;
 pub mod process;
 pub mod profile;

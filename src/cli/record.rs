@@ -141,7 +141,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         "" | "s" => 1.0,
         "m" => 60.0,
         "h" => 3600.0,
-        unit => return Err(format!("unknown unit {unit}: use ms, s, m or h")),
+        "d" => 86400.0,
+        unit => return Err(format!("unknown unit {unit}: use ms, s, m, h or d")),
     };
     let value: f64 = digits.parse().map_err(|_| format!("{text} is not a time such as 10s"))?;
     let seconds = value * unit_s;

@@ -14,13 +14,18 @@ use crate::sanitize;
 /// With several processes the root frame is the process. A walk that ended early starts at a frame that says so, because its outermost
 /// function is not the thread's.
 pub fn lines(profile: &Profile, kind: ValueKind) -> Vec<String> {
+    sums(profile, kind).into_iter().map(|(stack, value)| format!("{stack} {value}")).collect()
+}
+
+/// The same as pairs.
+pub fn sums(profile: &Profile, kind: ValueKind) -> BTreeMap<String, u64> {
     let several = profile.meta.processes.len() > 1;
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     for stack in profile.stacks().iter().filter(|stack| stack.values.get(kind) > 0) {
         let sum = sums.entry(line(profile, stack, several)).or_default();
         *sum = sum.saturating_add(stack.values.get(kind));
     }
-    sums.into_iter().map(|(stack, value)| format!("{stack} {value}")).collect()
+    sums
 }
 
 /// Writes the folded lines of a kind.

@@ -8,10 +8,11 @@
 //! the agent is killed or the disk is full; failed writes are counted and retried with the next sample.
 //!
 //! Files: [`database`] opening and the tables, [`row`] one sample as a row, [`write`](mod@write), [`thin`] and limits, [`read`], [`outcome`]
-//! what remedies saved, [`view`] what is shown, [`keeper`] the thread.
+//! what remedies saved, [`view`] what is shown, [`export`] tables for SQL, [`keeper`] the thread.
 
 mod clock;
 pub mod database;
+pub mod export;
 pub mod keeper;
 pub mod outcome;
 pub mod read;

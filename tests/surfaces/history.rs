@@ -39,6 +39,18 @@ fn committed_samples_survive_a_kill_and_are_read_by_the_commands() {
     assert_eq!(changed["delta_bytes"]["pinned_bytes"], 0, "{changed}");
     let all = fragprof(&["report", "--since", "1h", "--history", directory, "--json"]);
     assert_eq!(all["processes"]["processes"][0]["pid"].as_u64(), Some(u64::from(target.pid())));
+    let tables = place.path().join("tables");
+    let mut export = Command::new(env!("CARGO_BIN_EXE_fragprof"));
+    export.args(["export", "--history", directory, "--format", "parquet", "--since", "7d", "-o"]).arg(&tables);
+    let done = run(&mut export);
+    assert!(done.status.success() && done.out.lines().count() == 3, "{} {}", done.out, done.err);
+    let rows: u64 = done.out.lines().next().unwrap().rsplit_once(": ").unwrap().1.trim_end_matches(" rows").parse().unwrap();
+    assert!(rows >= 3, "{}", done.out);
+    assert!(std::fs::read(tables.join("ladder.parquet")).unwrap().ends_with(b"PAR1"));
+    for wrong in [vec!["export", "--history", directory, "--format", "json"], vec!["export", "x.pb.gz", "--format", "parquet"]] {
+        let done = run(Command::new(env!("CARGO_BIN_EXE_fragprof")).args(&wrong));
+        assert_eq!(done.status.code(), Some(2), "{wrong:?}: {}", done.err);
+    }
     // The next agent continues with it.
     let daemon = Daemon::start(&config);
     wait_until("further samples", || samples(&daemon) >= 2.0);
