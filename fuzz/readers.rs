@@ -35,7 +35,7 @@ use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 23] = [
+pub const READERS: [(&str, Reader); 24] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -59,6 +59,7 @@ pub const READERS: [(&str, Reader); 23] = [
     ("foreign_trace", foreign_trace),
     ("ring", ring),
     ("environment", environment),
+    ("prometheus", prometheus),
 ];
 
 /// `/proc/PID/maps`: the target controls the names of mapped files.
@@ -84,6 +85,17 @@ pub fn environment(bytes: &[u8]) {
     let named = fragprof::process::workload::environment::parse(bytes);
     let texts = named.service_name.iter().chain(&named.service_version);
     assert!(texts.flat_map(|text| text.chars()).all(|one| !one.is_control()));
+}
+
+/// The answer of a Prometheus to `top --prometheus`.
+pub fn prometheus(bytes: &[u8]) {
+    for recorded in [false, true] {
+        if let Ok(view) = fragprof::tui::cluster::read(bytes, recorded) {
+            let page = fragprof::tui::cluster::page(&view, 10);
+            assert!(page.chars().all(|one| one == '\n' || !one.is_control()));
+        }
+    }
+    let _ = fragprof::tui::cluster::refusal(bytes);
 }
 
 /// A mapped file: segments, symbols, USDT notes, allocators, probe sites.
