@@ -21,17 +21,20 @@ use super::library::Flavour;
 use crate::process::elf::{Elf, ElfError};
 
 /// Maximum number of nested script interpreters: the kernel's own limit (`BINPRM_MAX_RECURSION`, 4) and the last one's program.
-const SCRIPTS_MAX: usize = 5;
+pub(super) const SCRIPTS_MAX: usize = 5;
 /// Number of bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
-const SCRIPT_LINE_BYTES_MAX: u64 = 256;
+pub(super) const SCRIPT_LINE_BYTES_MAX: u64 = 256;
 /// Maximum number of program headers of a file. Real files have about 15.
 const SEGMENTS_MAX: usize = 1024;
+/// Longest path of a dynamic linker, with its end (`PATH_MAX`).
+const INTERPRETER_BYTES_MAX: u64 = 4096;
 /// Maximum number of objects that a program loads. Large desktop programs have about 300.
 const OBJECTS_MAX: usize = 4096;
 /// Entry points of allocators that are linked into a program under names of their own, which cannot be interposed.
-const PREFIXED: [&[u8]; 6] = [b"_rjem_malloc", b"je_malloc", b"_rjem_je_malloc_default", b"mi_malloc", b"tc_malloc", b"rpmalloc"];
+pub(super) const PREFIXED: [&[u8]; 6] =
+    [b"_rjem_malloc", b"je_malloc", b"_rjem_je_malloc_default", b"mi_malloc", b"tc_malloc", b"rpmalloc"];
 /// The sanitizers' start functions, in a program that has a sanitizer linked in.
-const SANITIZERS: [&[u8]; 5] = [b"__asan_init", b"__tsan_init", b"__msan_init", b"__hwasan_init", b"__lsan_init"];
+pub(super) const SANITIZERS: [&[u8]; 5] = [b"__asan_init", b"__tsan_init", b"__msan_init", b"__hwasan_init", b"__lsan_init"];
 /// Prefixes of the names of their libraries.
 pub const SANITIZER_LIBRARIES: [&str; 10] = [
     "libasan.so",
@@ -169,7 +172,7 @@ fn program(name: &OsStr, argument: Option<&OsStr>) -> Result<PathBuf, Unfit> {
 }
 
 /// `#!interpreter [argument]`, as the kernel reads it (execve(2)): one argument, the rest of the line.
-fn script_interpreter(line: &[u8]) -> Option<(OsString, Option<OsString>)> {
+pub(super) fn script_interpreter(line: &[u8]) -> Option<(OsString, Option<OsString>)> {
     let line = line.strip_prefix(b"#!")?;
     let line = line.split(|&byte| byte == b'\n').next()?.trim_ascii();
     let mut words = line.splitn(2, |byte| b" \t".contains(byte));
@@ -240,11 +243,12 @@ fn check_objects(path: &Path, objects: &[PathBuf]) -> Result<(), Unfit> {
 }
 
 /// The dynamic linker that the program names (PT_INTERP).
-fn interpreter(path: &Path) -> Option<PathBuf> {
+pub(super) fn interpreter(path: &Path) -> Option<PathBuf> {
     let file = ReadCache::new(File::open(path).ok()?);
     let header = FileHeader64::<LittleEndian>::parse(&file).ok()?;
     let segments = header.program_headers(LittleEndian, &file).ok()?;
-    let name = segments.iter().take(SEGMENTS_MAX).find_map(|segment| segment.interpreter(LittleEndian, &file).ok()?)?;
+    let is_path = |segment: &&object::elf::ProgramHeader64<LittleEndian>| segment.p_filesz(LittleEndian) <= INTERPRETER_BYTES_MAX;
+    let name = segments.iter().take(SEGMENTS_MAX).filter(is_path).find_map(|segment| segment.interpreter(LittleEndian, &file).ok()?)?;
     Some(PathBuf::from(OsStr::from_bytes(name)))
 }
 

@@ -7,7 +7,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -83,6 +83,14 @@ pub enum LibraryError {
         /// Each directory with the reason.
         reasons: String,
     },
+    /// A given directory is not suitable.
+    #[error("{path} is not suitable for the sampler's library: {reason}")]
+    Unsuitable {
+        /// The directory.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
     /// Writing into a given directory failed.
     #[error("cannot write the sampler's library to {path}: {source}")]
     Write {
@@ -124,6 +132,21 @@ pub fn place(flavour: Flavour) -> Result<PathBuf, LibraryError> {
         }
     }
     Err(LibraryError::Nowhere { reasons: reasons.join("; ") })
+}
+
+/// Writes the library into a given directory from which other users' programs will load it, and returns its path.
+///
+/// # Errors
+/// [`LibraryError::Unsuitable`]: it is not this user's, others may write to it, it is mounted noexec, or cannot be created.
+pub fn place_at(folder: &Path, flavour: Flavour) -> Result<PathBuf, LibraryError> {
+    let unsuitable = |unfit: Unfit| LibraryError::Unsuitable { path: folder.to_owned(), reason: unfit.to_string() };
+    let path = place_in(folder, flavour).map_err(unsuitable)?;
+    // It may have been created under a umask that keeps others out.
+    let mode = fs::metadata(folder).map_err(|error| unsuitable(error.into()))?.mode() & 0o7777;
+    if mode & 0o055 != 0o055 {
+        fs::set_permissions(folder, fs::Permissions::from_mode(mode | 0o055)).map_err(|error| unsuitable(error.into()))?;
+    }
+    Ok(path)
 }
 
 /// Writes the sampler's libraries into a directory, for images and for directories that are mounted into containers.
@@ -219,7 +242,7 @@ pub fn holds(path: &Path, bytes: &[u8]) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
@@ -256,6 +279,19 @@ mod tests {
         let link = directory.path().join("link");
         symlink("/usr", &link).unwrap();
         assert!(matches!(place_in(&link, Flavour::Standard), Err(Unfit::NotOurs)));
+    }
+
+    #[test]
+    fn a_directory_for_other_users_is_opened_for_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let folder = directory.path().join("own");
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+        let path = place_at(&folder, Flavour::Standard).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&folder), mode(&path)), (0o755, 0o644));
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(place_at(&folder, Flavour::Standard), Err(LibraryError::Unsuitable { .. })));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! ```text
 //! preload/*.c ──build.rs──► two libraries that sample and two that record every call (`ring.h`), embedded here
 //! fit      whether a program can run with one, and with which
+//! image    the same for a program of another root directory, from its files alone
+//! root     such a root directory: one directory, or layers
 //! library  writes the library to where the dynamic linker of any program finds it
 //! ```
 //!
@@ -33,7 +35,9 @@
 //!   counters.
 
 pub mod fit;
+pub mod image;
 pub mod library;
+pub mod root;
 
 /// The environment variable with the mean distance of sample points in bytes. Read once, at a program's start.
 pub const SAMPLE_BYTES_VARIABLE: &str = "FRAGPROF_SAMPLE_BYTES";
