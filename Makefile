@@ -10,7 +10,7 @@ CONTAINER_PACKAGES := podman runc containerd buildah docker.io busybox-static
 BUILD_PACKAGES := clang gcc g++ make pkg-config libelf-dev zlib1g-dev linux-libc-dev
 TEST_PACKAGES := redis-server nginx-light redis-tools libjemalloc2 libjemalloc-dev libtcmalloc-minimal4 libgoogle-perftools-dev libmimalloc2.0 \
 	libmimalloc-dev musl-tools busybox-static gdb valgrind binutils default-jdk-headless nodejs python3 golang-go php-cli ruby util-linux protobuf-compiler prometheus openssl podman runc containerd chromium fonts-dejavu-core systemtap-sdt-dev sqlite3 gawk perl postgresql heaptrack \
-	strace gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
+	strace systemd gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
 
 .PHONY: help
 help: ## show this list

@@ -29,6 +29,7 @@ mod replaying;
 pub mod report;
 pub mod run;
 mod runtime_parts;
+mod sampler;
 mod saved;
 pub mod sites;
 mod stop;
@@ -76,6 +77,7 @@ enum Command {
     Top(top::TopArgs),
     Record(record::RecordArgs),
     Run(run::RunArgs),
+    Sampler(sampler::SamplerArgs),
     AttachSampler(attach_sampler::AttachSamplerArgs),
     Report(report::ReportArgs),
     Flamegraph(flamegraph::FlamegraphArgs),
@@ -123,6 +125,7 @@ pub fn main() -> ExitCode {
         Command::Top(args) => top::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Sampler(args) => sampler::run(&args),
         Command::AttachSampler(args) => attach_sampler::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Flamegraph(args) => flamegraph::run(&args),

@@ -6,6 +6,7 @@
 //! image    the same for a program of another root directory, from its files alone
 //! root     such a root directory: one directory, or layers
 //! library  writes the library to where the dynamic linker of any program finds it
+//! unit     starts systemd's units with it
 //! ```
 //!
 //! The sampler (C, without dependencies, the same file under glibc and musl) interposes the allocator of the program. Each byte that a
@@ -38,6 +39,7 @@ pub mod fit;
 pub mod image;
 pub mod library;
 pub mod root;
+pub mod unit;
 
 /// The environment variable with the mean distance of sample points in bytes. Read once, at a program's start.
 pub const SAMPLE_BYTES_VARIABLE: &str = "FRAGPROF_SAMPLE_BYTES";

@@ -14,3 +14,4 @@ pub(crate) mod programs;
 mod real;
 mod statistics;
 mod stress;
+mod systemd;
