@@ -23,6 +23,7 @@ deps: ## install what the build needs
 .PHONY: test-deps
 test-deps: deps ## install what the tests need
 	@scripts/install-packages.sh $(TEST_PACKAGES)
+	@scripts/fetch-suite.sh trixie target/containerd containerd # one with NRI, beside the machine's own
 	@go tool pprof -h >/dev/null 2>&1 || true # newer Go builds it at first use, for which a test should not wait
 
 .PHONY: build
@@ -41,6 +42,7 @@ test: test-deps lint ## run everything: formatting, lints, unit, property and in
 .PHONY: test-containers
 test-containers: deps static ## test in real containers with the static image, and with each image builder
 	@scripts/install-packages.sh $(CONTAINER_PACKAGES)
+	@scripts/fetch-suite.sh trixie target/containerd containerd
 	FRAGPROF_IMAGE_PROGRAM=$(CURDIR)/$(STATIC) $(CARGO) test --test integration containers:: -- --test-threads=2
 	scripts/test-image.sh $(STATIC)
 

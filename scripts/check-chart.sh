@@ -26,6 +26,9 @@ filtered=$(rendered --set rights.reclaimFiltered=true,config.reclaim.enabled=tru
 expect "$(grep -c -- '- SYS_ADMIN' <<<"$filtered")" 1 "SYS_ADMIN for processes with seccomp filters"
 expect "$(grep -c -- '- SYS_ADMIN' <<<"$all" || true)" 0 "no SYS_ADMIN by default"
 expect "$(grep -c 'hostPath:' <<<"$all")" 1 "history on the node"
+delivering=$(rendered --set config.delivery.enabled=true)
+expect "$(grep -c 'path: /var/lib/fragprof-sampler' <<<"$delivering")" 1 "the directory of the sampler"
+expect "$(grep -c 'fragprof-sampler' <<<"$all" || true)" 0 "no directory of the sampler by default"
 short=$(rendered --set history.kind=emptyDir)
 expect "$(grep -c 'emptyDir:' <<<"$short")" 1 "history that ends with the pod"
 pushed=$(rendered --set config.push.url=http://pyroscope.monitoring:4040,push.tokenSecret.name=pyroscope,networkPolicy.pushTo.team=obs)
@@ -35,7 +38,7 @@ secured=$(rendered --set config.push.url=https://pyroscope.monitoring,push.files
 expect "$(grep -c 'secretName: pyroscope-tls' <<<"$secured")" 1 "the Secret with certificates"
 expect "$(grep -c 'port: 443' <<<"$secured")" 1 "egress to the port of https"
 expect "$(grep -c 'tls = { ca_file = "/etc/fragprof-push/ca.crt" }' <<<"$secured")" 1 "the authority's file"
-for shape in "$all" "$bare" "$monitored" "$old" "$filtered" "$short" "$pushed" "$secured"; do
+for shape in "$all" "$bare" "$monitored" "$old" "$filtered" "$delivering" "$short" "$pushed" "$secured"; do
 	check-manifests <<<"$shape"
 done
 kustomize build deploy/kubernetes | check-manifests

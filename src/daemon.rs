@@ -14,11 +14,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 
 use crate::agent::collect::{Collector, Command, Heartbeat, start};
-use crate::agent::config::{AttachConfig, Config, ConfigError, GovernedConfig, LeaksConfig, ListeningConfig, ReclaimConfig};
+use crate::agent::config::{AttachConfig, Config, ConfigError, CriSocket, GovernedConfig, LeaksConfig, ListeningConfig, ReclaimConfig};
+use crate::agent::delivery::DeliverySettings;
 use crate::agent::notify::Notifier;
 use crate::agent::push::{Destination, Pusher, Target};
 use crate::agent::worker::Worker;
-use crate::agent::{attach, governed, leaks, listening, privileges, reclaim, socket};
+use crate::agent::{attach, delivery, governed, leaks, listening, privileges, reclaim, socket};
 use crate::model::attribution::Attributions;
 use crate::model::snapshot::Published;
 use crate::server::listener::Bound;
@@ -241,6 +242,7 @@ struct Workers {
     looker: Worker<LeaksConfig>,
     reclaimer: Worker<ReclaimConfig>,
     attacher: Worker<AttachConfig>,
+    deliverer: Worker<DeliverySettings>,
 }
 
 impl Workers {
@@ -263,6 +265,7 @@ impl Workers {
                 .map_err(system("start the thread that gives memory back"))?,
             attacher: attach::start(config.attach.clone(), published(), board(), state.attach())
                 .map_err(system("start the thread that attaches the sampler"))?,
+            deliverer: delivery::start(delivery_settings(config), state.delivery()).map_err(system("start the runtime's plugin"))?,
         })
     }
 
@@ -272,6 +275,7 @@ impl Workers {
         self.looker.reload(config.leaks.clone());
         self.reclaimer.reload(config.reclaim.clone());
         self.attacher.reload(config.attach.clone());
+        self.deliverer.reload(delivery_settings(config));
     }
 
     /// One that has ended by itself.
@@ -282,6 +286,7 @@ impl Workers {
             ("leaks", self.looker.is_finished()),
             ("reclaim", self.reclaimer.is_finished()),
             ("attach", self.attacher.is_finished()),
+            ("delivery", self.deliverer.is_finished()),
         ];
         all.into_iter().find_map(|(name, is_finished)| is_finished.then_some(name))
     }
@@ -293,7 +298,16 @@ impl Workers {
         self.looker.stop(Duration::ZERO);
         self.reclaimer.stop(Duration::ZERO);
         self.attacher.stop(Duration::ZERO);
+        self.deliverer.stop(STOP_WITHIN);
     }
+}
+
+fn delivery_settings(config: &Config) -> DeliverySettings {
+    let runtime = match &config.containers.cri {
+        CriSocket::Path(path) => Some(path.clone()),
+        _ => None,
+    };
+    DeliverySettings { config: config.delivery.clone(), runtime }
 }
 
 /// Reads the configuration again. An invalid one changes nothing.

@@ -17,8 +17,8 @@ use crate::sampler::{SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN};
 pub use discovery::{DiscoveryConfig, WorkloadRule};
 pub use push::{PushConfig, PushProtocol, PushTlsConfig};
 pub use sections::{
-    AttachConfig, BudgetRule, CensusConfig, ContainersConfig, CriSocket, FlightConfig, GovernedConfig, HistoryConfig, LeaksConfig,
-    ListeningConfig, MetricsConfig, PerProcess, ProcessRule, ProfileConfig, ReclaimConfig, ServerConfig,
+    AttachConfig, BudgetRule, CensusConfig, ContainersConfig, CriSocket, DeliveryConfig, FlightConfig, GovernedConfig, HistoryConfig,
+    LeaksConfig, ListeningConfig, MetricsConfig, PerProcess, ProcessRule, ProfileConfig, ReclaimConfig, ServerConfig,
 };
 
 /// The configuration file that is read if none is named.
@@ -125,6 +125,8 @@ pub struct Config {
     pub reclaim: ReclaimConfig,
     /// To which running processes the sampler is brought.
     pub attach: AttachConfig,
+    /// Which containers are started with the sampler.
+    pub delivery: DeliveryConfig,
     /// What `/metrics` shows.
     pub metrics: MetricsConfig,
     /// The history.
@@ -235,6 +237,12 @@ impl Config {
         range("attach.after_s", self.attach.after_s, 0, 86400, "from 0 to 86400")?;
         range("attach.again_s", self.attach.again_s, 10, 86400, "from 10 to 86400")?;
         range("attach.sample_bytes", self.attach.sample_bytes, SAMPLE_BYTES_MIN, SAMPLE_BYTES_MAX, "from a byte to a TiB")?;
+        range("delivery.sample_bytes", self.delivery.sample_bytes, SAMPLE_BYTES_MIN, SAMPLE_BYTES_MAX, "from a byte to a TiB")?;
+        self.delivery.check()?;
+        if self.delivery.enabled && self.containers.cri == CriSocket::Off {
+            let reason = "the files of a container are looked up through the runtime's socket (containers.cri), which is off".into();
+            return Err(ConfigError::Setting { key: "delivery.enabled", reason });
+        }
         let names_nothing = |rule: &ProcessRule| rule.command.is_none() && rule.cgroup.is_none() && rule.workload.is_none();
         for (key, rules) in [("reclaim.rules", &self.reclaim.rules), ("attach.rules", &self.attach.rules)] {
             if !rules.iter().any(names_nothing) {
@@ -361,6 +369,10 @@ mod tests {
             ("[[discovery.workloads]]\ncommand = \"a\"", "discovery.workloads"),
             ("[[discovery.workloads]]\ncommand = \"a\"\nname = \"b\\u001b\"", "discovery.workloads"),
             ("[[governed.overrides]]\nbudget_percent = 1.0", "governed.overrides"),
+            ("[delivery]\nsample_bytes = 0", "delivery.sample_bytes"),
+            ("[delivery]\nlabel = ''", "delivery.label"),
+            ("[delivery]\ndirectory = '/a b'", "delivery.directory"),
+            ("[delivery]\ndirectory = 'a'", "delivery.directory"),
             ("[metrics]\nprocesses_max = 100000", "metrics.processes_max"),
         ] {
             let error = parse(text).unwrap_err().to_string();

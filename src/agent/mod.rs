@@ -24,6 +24,7 @@ pub mod collect;
 pub mod config;
 pub mod containers;
 pub mod cri;
+pub mod delivery;
 pub mod discovery;
 pub mod flight;
 pub mod governed;

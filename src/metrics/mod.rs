@@ -4,6 +4,7 @@
 //! with their process, because each exposition is made from the newest snapshot only.
 
 pub mod attach;
+pub mod delivery;
 pub mod family;
 pub mod governed;
 pub mod heaps;

@@ -15,7 +15,7 @@ use crate::model::attribution::{Attributed, Attributions, Rates};
 use crate::model::counters::GovernedSample;
 use crate::model::counters::ListeningSample;
 use crate::model::counters::PushCounters;
-use crate::model::counters::{AttachSample, LeakFound, LeaksSample, ReclaimSample};
+use crate::model::counters::{AttachSample, DeliverySample, LeakFound, LeaksSample, ReclaimSample};
 use crate::model::sample::{HeapSample, Identity, ProcessSample, TimedCensus};
 use crate::model::snapshot::Snapshot;
 use crate::model::view::Growth;
@@ -126,6 +126,8 @@ fn tiers(now: Instant, known: &Known<'_>) -> String {
     families.extend(super::reclaim::families(&ReclaimSample { refused, ..ReclaimSample::default() }));
     let refused = [("own_malloc", 1)].into_iter().collect();
     families.extend(super::attach::families(&AttachSample { refused, ..AttachSample::default() }));
+    let (refused, delivered) = (BTreeMap::from([("static", 1)]), BTreeMap::from([("glibc", 1)]));
+    families.extend(super::delivery::families(&DeliverySample { refused, delivered, ..DeliverySample::default() }));
     super::text(families).unwrap()
 }
 

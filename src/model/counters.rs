@@ -149,6 +149,29 @@ pub struct AttachSample {
     pub interrupted: u64,
 }
 
+/// State of the runtime's plugin that starts containers with the sampler, for metrics.
+#[derive(Debug, Clone, Default)]
+pub struct DeliverySample {
+    /// Whether it is configured.
+    pub enabled: bool,
+    /// Whether the runtime has accepted it.
+    pub is_connected: bool,
+    /// Connections that ended or could not be made.
+    pub connections_lost: u64,
+    /// Containers started with the sampler, by the name of their C library.
+    pub delivered: BTreeMap<&'static str, u64>,
+    /// Containers that were to have it and started untouched, by the refusal's name.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Containers that did not ask.
+    pub not_asked: u64,
+    /// Messages that were not understood.
+    pub not_understood: u64,
+    /// Time that the runtime waited for answers.
+    pub took_s: f64,
+    /// The longest of them.
+    pub longest_s: f64,
+}
+
 /// Counters of pushes.
 #[derive(Debug, Default)]
 pub struct PushCounters {

@@ -42,6 +42,7 @@ use self::listener::{Bound, Limited, Peer};
 use self::throttle::Throttle;
 use crate::agent::attach::SharedAttach;
 use crate::agent::collect::{Command, Heartbeat};
+use crate::agent::delivery::SharedDelivery;
 use crate::agent::governed::SharedSample;
 use crate::agent::leaks::SharedLeaks;
 use crate::agent::listening::SharedListening;
@@ -67,6 +68,7 @@ pub struct ServerState {
     leaks: SharedLeaks,
     reclaim: SharedReclaim,
     attach: SharedAttach,
+    delivery: SharedDelivery,
     attributions: Arc<Attributions>,
     session: Arc<LazySession>,
     commands: mpsc::Sender<Command>,
@@ -123,6 +125,7 @@ impl ServerState {
             leaks: SharedLeaks::default(),
             reclaim: SharedReclaim::default(),
             attach: SharedAttach::default(),
+            delivery: SharedDelivery::default(),
             attributions,
             session,
             commands,
@@ -205,6 +208,12 @@ impl ServerState {
     #[must_use]
     pub fn attach(&self) -> SharedAttach {
         Arc::clone(&self.attach)
+    }
+
+    /// The sample of the runtime's plugin, for the metrics.
+    #[must_use]
+    pub fn delivery(&self) -> SharedDelivery {
+        Arc::clone(&self.delivery)
     }
 
     /// Replaces the token.
@@ -321,6 +330,7 @@ async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
     tiers.extend(metrics::leaks::families(&lock(&state.leaks), &known, Instant::now()));
     tiers.extend(metrics::reclaim::families(&lock(&state.reclaim)));
     tiers.extend(metrics::attach::families(&lock(&state.attach)));
+    tiers.extend(metrics::delivery::families(&lock(&state.delivery)));
     let own = metrics::AgentCounters { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
     if snapshot.metrics_processes_max == 0 {
         tiers = tiers.into_iter().map(metrics::family::Family::without_processes).collect();

@@ -10,14 +10,29 @@ use tempfile::TempDir;
 use super::podman::{Podman, holder};
 use crate::support::build::{Link, tool};
 use crate::support::process::{Process, wait_until};
+use crate::support::skip;
 
 /// The image that is pause container and program in one.
 const IMAGE: &str = "localhost/fragprof-test/heap:1";
 
 pub struct Containerd {
+    /// Its directory of programs, if it is not the machine's own.
+    programs: Option<PathBuf>,
     _process: Process,
     directory: TempDir,
     pods: std::cell::RefCell<Vec<String>>,
+}
+
+/// What a pod is made of.
+pub struct Wanted<'a> {
+    pub namespace: &'a str,
+    pub name: &'a str,
+    pub uid: &'a str,
+    pub container: &'a str,
+    pub labels: &'a [(&'a str, &'a str)],
+    pub image: &'a str,
+    pub command: &'a [&'a str],
+    pub env: &'a [(&'a str, &'a str)],
 }
 
 /// A container made through the CRI.
@@ -29,25 +44,59 @@ pub struct Pod {
 impl Containerd {
     /// Starts one with the image in it. `None` where containerd, runc or podman is not installed.
     pub fn start() -> Option<Self> {
-        for name in ["containerd", "ctr", "runc"] {
+        for name in ["containerd", "ctr"] {
             tool(name)?;
         }
+        Self::start_with(None, "", |_| {})
+    }
+
+    /// Starts the one of `make test-deps` that calls plugins (NRI, since 1.7), with further images in it.
+    pub fn start_with_plugins(images: impl Fn(&Podman)) -> Option<Self> {
+        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/containerd/usr/bin");
+        if !programs.join("containerd").exists() {
+            return skip("there is no containerd with NRI: make test-deps");
+        }
+        let plugins = "[plugins.'io.containerd.nri.v1.nri']\ndisable = false\nsocket_path = 'DIRECTORY/nri.sock'\nplugin_path = '/nonexistent'\n\
+                       plugin_config_path = '/nonexistent'\nplugin_request_timeout = '1500ms'\n";
+        Self::start_with(Some(programs), plugins, images)
+    }
+
+    fn start_with(programs: Option<PathBuf>, more: &str, images: impl Fn(&Podman)) -> Option<Self> {
+        tool("runc")?;
         let podman = Podman::new()?;
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let config = format!(
             "version = 2\nroot = {:?}\nstate = {:?}\n[grpc]\naddress = {:?}\n[plugins.'io.containerd.grpc.v1.cri']\nsandbox_image = {IMAGE:?}\n\
              restrict_oom_score_adj = true\ndisable_apparmor = true\nenable_unprivileged_ports = false\n\
-             [plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/nonexistent'\nconf_dir = '/nonexistent'\n",
+             [plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/nonexistent'\nconf_dir = '/nonexistent'\n{}",
             at("root"),
             at("state"),
-            at("containerd.sock")
+            at("containerd.sock"),
+            more.replace("DIRECTORY", &directory.path().display().to_string())
         );
         std::fs::write(at("config.toml"), config).unwrap();
         podman.image_that("fragprof-test/heap:1", &[(&holder(Link::StaticMusl), "/holder")], &["/holder", "pause"]);
-        podman.done(podman.command("save").args(["--quiet", "--format=docker-archive", "-o"]).arg(at("image.tar")).arg(IMAGE));
-        let process = Process::start(Command::new("containerd").arg("--config").arg(at("config.toml")));
-        let started = Self { _process: process, directory, pods: Vec::new().into() };
+        images(&podman);
+        let names = podman.done(podman.command("images").args(["--format", "{{.Repository}}:{{.Tag}}"]));
+        podman.done(
+            podman
+                .command("save")
+                .args(["--quiet", "--multi-image-archive", "--format=docker-archive", "-o"])
+                .arg(at("image.tar"))
+                .args(names.lines()),
+        );
+        let mut command = Command::new(programs.as_deref().map_or("containerd".into(), |programs| programs.join("containerd")));
+        if let Some(programs) = &programs {
+            // Its shim lies beside it.
+            command.env(
+                "PATH",
+                std::env::join_paths([programs.as_path()].into_iter().chain(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(Path::new)))
+                    .unwrap(),
+            );
+        }
+        let process = Process::start(command.arg("--config").arg(at("config.toml")));
+        let started = Self { programs, _process: process, directory, pods: Vec::new().into() };
         wait_until("containerd to answer", || started.ctr(&["version"]).output().unwrap().status.success());
         let imported = started.ctr(&["images", "import"]).arg(started.directory.path().join("image.tar")).output().unwrap();
         assert!(imported.status.success(), "{}", String::from_utf8_lossy(&imported.stderr));
@@ -55,9 +104,14 @@ impl Containerd {
     }
 
     fn ctr(&self, words: &[&str]) -> Command {
-        let mut command = Command::new("ctr");
+        let mut command = Command::new(self.programs.as_deref().map_or("ctr".into(), |programs| programs.join("ctr")));
         command.arg("--address").arg(self.socket()).args(["--namespace", "k8s.io"]).args(words);
         command
+    }
+
+    /// Where plugins connect.
+    pub fn plugins(&self) -> PathBuf {
+        self.directory.path().join("nri.sock")
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -76,6 +130,13 @@ impl Containerd {
 
     /// Makes a pod with one container that holds memory, in the machine's network.
     pub fn pod(&self, namespace: &str, name: &str, uid: &str, container: &str) -> Pod {
+        self.pod_of(&Wanted { namespace, name, uid, container, labels: &[], image: IMAGE, command: &["/holder"], env: &[] })
+    }
+
+    /// Makes a pod with one container.
+    pub fn pod_of(&self, wanted: &Wanted<'_>) -> Pod {
+        let Wanted { namespace, name, uid, container, labels, image, command, env } = *wanted;
+        let owned = |pairs: &[(&str, &str)]| pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let metadata = PodSandboxMetadata { name: name.into(), uid: uid.into(), namespace: namespace.into(), attempt: 0 };
         let node = NamespaceOption { network: 2, pid: 1, ipc: 0 };
         let security = LinuxSandboxSecurityContext { namespace_options: Some(node) };
@@ -83,7 +144,7 @@ impl Containerd {
         let config = PodSandboxConfig {
             metadata: Some(metadata),
             log_directory: self.directory.path().join("logs").display().to_string(),
-            labels: pod_labels(name),
+            labels: pod_labels(name).into_iter().chain(owned(labels)).collect(),
             linux: Some(linux),
         };
         let run = RunPodSandboxRequest { config: Some(config.clone()) };
@@ -91,8 +152,9 @@ impl Containerd {
         self.pods.borrow_mut().push(sandbox.clone());
         let wanted = ContainerConfig {
             metadata: Some(ContainerMetadata { name: container.into() }),
-            image: Some(ImageSpec { image: IMAGE.into() }),
-            command: vec!["/holder".into()],
+            image: Some(ImageSpec { image: image.into() }),
+            command: command.iter().map(ToString::to_string).collect(),
+            envs: env.iter().map(|(key, value)| KeyValue { key: (*key).into(), value: (*value).into() }).collect(),
             log_path: format!("{container}.log"),
             linux: Some(LinuxContainerConfig { resources: Some(LinuxContainerResources { memory_limit_in_bytes: 64 << 20 }) }),
         };
@@ -234,6 +296,14 @@ struct LinuxContainerConfig {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
+struct KeyValue {
+    #[prost(string, tag = "1")]
+    key: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 struct ContainerConfig {
     #[prost(message, optional, tag = "1")]
     metadata: Option<ContainerMetadata>,
@@ -241,6 +311,8 @@ struct ContainerConfig {
     image: Option<ImageSpec>,
     #[prost(string, repeated, tag = "3")]
     command: Vec<String>,
+    #[prost(message, repeated, tag = "6")]
+    envs: Vec<KeyValue>,
     #[prost(string, tag = "11")]
     log_path: String,
     #[prost(message, optional, tag = "15")]

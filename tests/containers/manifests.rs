@@ -131,6 +131,8 @@ fn samples(schema: &Value, token_file: &Path) -> Vec<Value> {
         Some("string") => match schema["pattern"].as_str() {
             Some(pattern) if pattern.starts_with("^http") => vec!["http://10.0.0.1:4040".into(), "http://pyroscope.m/a/b?".into()],
             Some("^/.+") => vec![token_file.to_str().unwrap().into()],
+            Some("^/[^ :\\t\\n]+$") => vec!["/var/lib/fragprof-sampler".into()],
+            Some("^[A-Za-z0-9./_-]{1,317}$") => vec!["a.b/c-d_e".into()],
             Some(other) => panic!("no sample for {other}"),
             None => vec![hard.into(), "".into()],
         },

@@ -6,6 +6,7 @@ mod agent;
 mod cgroup2;
 mod containerd;
 mod cri;
+mod delivery;
 mod manifests;
 mod namespaces;
 pub mod podman;

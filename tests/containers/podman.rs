@@ -159,6 +159,7 @@ fn copy(from: &Path, to: &Path) {
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let Ok(done) = Command::new("ldd").arg(program).output() else { return Vec::new() };
     let text = String::from_utf8_lossy(&done.stdout).into_owned();
-    let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from);
+    // Of a program of another C library it prints errors.
+    let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from).filter(|path| path.is_file());
     text.lines().filter_map(path).collect()
 }

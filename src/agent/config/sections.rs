@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::ConfigError;
 use crate::sampler::SAMPLE_BYTES_DEFAULT;
 
 /// How often a census is taken and what it may cost.
@@ -276,6 +277,61 @@ impl Default for ReclaimConfig {
             pause_per_mib_us: 0,
             rules: Vec::new(),
         }
+    }
+}
+
+/// Which containers are started with the sampler.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DeliveryConfig {
+    /// Whether it is done.
+    pub enabled: bool,
+    /// The runtime's NRI socket.
+    pub socket: PathBuf,
+    /// The label of pods that asks for it, with the value `true`; `false` declines.
+    pub label: String,
+    /// Namespaces whose pods have it without a label.
+    pub namespaces: Vec<String>,
+    /// The directory of the node that is mounted into containers, by the same path here.
+    pub directory: PathBuf,
+    /// containerd's snapshotter, in which containers' files are looked up.
+    pub snapshotter: String,
+    /// Mean distance of samples, bytes.
+    pub sample_bytes: u64,
+}
+
+impl Default for DeliveryConfig {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            socket: "/run/nri/nri.sock".into(),
+            label: "fragprof.io/sampler".to_owned(),
+            namespaces: Vec::new(),
+            directory: "/var/lib/fragprof-sampler".into(),
+            snapshotter: "overlayfs".to_owned(),
+            sample_bytes: SAMPLE_BYTES_DEFAULT,
+        }
+    }
+}
+
+impl DeliveryConfig {
+    /// Checks names and paths.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let wrong = |key, reason: &str| Err(ConfigError::Setting { key, reason: reason.to_owned() });
+        for (key, path) in [("delivery.socket", &self.socket), ("delivery.directory", &self.directory)] {
+            if !path.is_absolute() || path.as_os_str().as_encoded_bytes().iter().any(|byte| b" :\t\n".contains(byte)) {
+                return wrong(key, "an absolute path without blanks and colons is needed");
+            }
+        }
+        for (key, text) in [("delivery.label", &self.label), ("delivery.snapshotter", &self.snapshotter)] {
+            if text.is_empty() || text.len() > 317 || text.chars().any(|character| character.is_whitespace() || character.is_control()) {
+                return wrong(key, "it must be a name without blanks");
+            }
+        }
+        if self.namespaces.iter().any(String::is_empty) {
+            return wrong("delivery.namespaces", "a namespace has no name");
+        }
+        Ok(())
     }
 }
 

@@ -95,6 +95,23 @@ impl Client {
         Question: prost::Message + 'static,
         Answer: prost::Message + Default + 'static,
     {
+        self.call_in(None, method, question).await
+    }
+
+    /// As [`Self::call`], of a service of containerd's own, whose data are apart for each namespace.
+    ///
+    /// # Errors
+    /// If the answer is an error, invalid, too late or too large.
+    pub async fn call_in<Question, Answer>(
+        &mut self,
+        namespace: Option<&'static str>,
+        method: &'static str,
+        question: Question,
+    ) -> Result<Answer, CriError>
+    where
+        Question: prost::Message + 'static,
+        Answer: prost::Message + Default + 'static,
+    {
         let path = self.path.clone();
         let failed = |status| CriError::Answer { path, method, status: Box::new(status) };
         let ready = self.grpc.ready().await;
@@ -102,7 +119,11 @@ impl Client {
             return Err(failed(tonic::Status::unavailable(error.to_string())));
         }
         let codec: ProstCodec<Question, Answer> = ProstCodec::default();
-        let answer = self.grpc.unary(tonic::Request::new(question), PathAndQuery::from_static(method), codec).await;
+        let mut request = tonic::Request::new(question);
+        if let Some(namespace) = namespace {
+            request.metadata_mut().insert("containerd-namespace", tonic::metadata::MetadataValue::from_static(namespace));
+        }
+        let answer = self.grpc.unary(request, PathAndQuery::from_static(method), codec).await;
         answer.map(tonic::Response::into_inner).map_err(failed)
     }
 }

@@ -30,7 +30,7 @@ const USUAL: [&str; 5] = [
     "/run/cri-dockerd.sock",
 ];
 /// The machine's file system, as seen from a container with the machine's pid namespace.
-const MACHINE: &str = "/proc/1/root";
+pub const MACHINE: &str = "/proc/1/root";
 /// Time between two requests while no new container is seen: names do not change, but ended containers are dropped.
 const REST: Duration = Duration::from_secs(60);
 /// Shortest time between two requests.
@@ -140,6 +140,18 @@ async fn ask(path: &Path) -> Result<Directory, CriError> {
 /// A path in the file system of the machine whose pid namespace this is.
 fn on_machine(path: &Path) -> PathBuf {
     Path::new(MACHINE).join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// The socket that is used: that of a configuration, here or on the machine, or the first default one that exists.
+#[must_use]
+pub fn socket(configured: Option<&Path>) -> Option<PathBuf> {
+    configured.map(named).or_else(usual)
+}
+
+/// A path here if it exists here, otherwise on the machine.
+#[must_use]
+pub fn here_or_on_machine(path: &Path) -> PathBuf {
+    named(path)
 }
 
 /// The socket of this path: here, or on the machine. If neither exists, the error is that of the first.

@@ -40,6 +40,11 @@ it was given and on helm's version, so whole numbers are always written without 
 {{ if regexMatch "^[A-Za-z0-9_-]+$" $key }}{{ $key }}{{ else }}{{ toJson $key }}{{ end }} = {{ if and (hasSuffix "_percent" $key) (kindIs "string" $value) }}{{ $value }}{{ else }}{{ include "fragprof.toml" $value }}{{ end }}
 {{- end }}
 
+{{/* The node's directory that is mounted into containers, if there is one. */}}
+{{- define "fragprof.sampler" -}}
+{{- with .Values.config.delivery }}{{ if .enabled }}{{ .directory | default "/var/lib/fragprof-sampler" }}{{ end }}{{ end -}}
+{{- end }}
+
 {{/* Where the Secret with the push's token is mounted. */}}
 {{- define "fragprof.secrets" -}}
 /etc/fragprof-secrets
