@@ -1,6 +1,9 @@
 // Each reader of untrusted bytes, as a function of these bytes. Shared by the fuzz targets and by the test that runs the stored corpus and
 // its mutations (tests/faults/readers.rs). A reader may refuse anything; it must neither panic nor contradict itself.
 
+use fragprof::agent::delivery::decide::{adjustment, is_wanted};
+use fragprof::agent::delivery::messages::{ConfigureRequest, ContainerAdjustment, CreateContainerRequest};
+use fragprof::agent::delivery::{frame, plugin};
 use fragprof::allocator::in_file::identify;
 use fragprof::bpf::{
     FRAME_CODE_BITS, FRAME_KIND_BIT, FrameKind, PYTHON_OUTERMOST, PythonCode, PythonFrame, PythonText, RING_ADDRESS_BITS, RING_CELL_BYTES,
@@ -23,6 +26,10 @@ use fragprof::process::handle::Stat;
 use fragprof::process::maps::Maps;
 use fragprof::retention::contents::Contents;
 use fragprof::ring::{Announced, Counts, Event, Memory, Reader as RingReader, Receiver};
+use fragprof::sampler::image::{ImageFit, Libc, examine};
+use fragprof::sampler::library::Flavour;
+use fragprof::sampler::root::Root;
+use fragprof::sampler::unit::syntax;
 use fragprof::selective::parse_entry;
 use fragprof::symbol::NamedFrames;
 use fragprof::symbol::variables::Variables;
@@ -35,7 +42,7 @@ use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 24] = [
+pub const READERS: [(&str, Reader); 27] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -60,6 +67,9 @@ pub const READERS: [(&str, Reader); 24] = [
     ("ring", ring),
     ("environment", environment),
     ("prometheus", prometheus),
+    ("nri", nri),
+    ("unit_file", unit_file),
+    ("image", image),
 ];
 
 /// `/proc/PID/maps`: the target controls the names of mapped files.
@@ -118,6 +128,63 @@ pub fn unwind_file(bytes: &[u8]) {
 /// `/tmp/perf-PID.map`, which the target writes.
 pub fn perf_map(bytes: &[u8]) {
     let _ = fragprof::symbol::PerfMap::parse(bytes);
+}
+
+/// A container runtime that answers anything, and asks for anything.
+struct Asked;
+
+impl plugin::Handler for Asked {
+    fn connected(&mut self, _: &ConfigureRequest) {}
+    fn create(&mut self, request: &CreateContainerRequest) -> Option<ContainerAdjustment> {
+        let (pod, container) = (request.pod.as_ref()?, request.container.as_ref()?);
+        let _ = is_wanted(pod, "fragprof.io/sampler", &[]);
+        let fit = ImageFit { program: "/x".into(), libc: Libc::Musl, flavour: Flavour::Standard, doubts: Vec::new() };
+        Some(adjustment(container, &fit, std::path::Path::new("/node"), 4096))
+    }
+    fn not_understood(&mut self, _: &str) {}
+    fn goes_on(&mut self) -> bool {
+        false
+    }
+}
+
+/// What comes from the socket of a container runtime.
+pub fn nri(bytes: &[u8]) {
+    let mut reader = frame::Reader::default();
+    for part in bytes.chunks(97) {
+        if reader.push(part).is_err() {
+            return;
+        }
+        while let Some(message) = reader.next_message() {
+            let response = plugin::answer(&message.payload, &mut Asked);
+            let _ = prost::Message::encode_to_vec(&response);
+        }
+        assert!(reader.held_bytes() <= bytes.len());
+    }
+}
+
+/// A unit's file, and an environment file.
+pub fn unit_file(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let name = "web-app@blue.service".parse().expect("it is a name");
+    for (_, value) in syntax::assignments(text, "Service") {
+        for word in syntax::words(&value) {
+            let _ = syntax::expanded(&word, &name);
+        }
+    }
+    if let Some(value) = syntax::variable_of_file(text, "LD_PRELOAD").filter(|value| !value.contains(['\n', '\r'])) {
+        assert_eq!(syntax::variable_of_file(&syntax::quoted_line("LD_PRELOAD", &value), "LD_PRELOAD"), Some(value));
+    }
+}
+
+/// The program of an image.
+pub fn image(bytes: &[u8]) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let Ok(directory) = tempfile::tempdir() else { return };
+    let path = directory.path().join("program");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    if std::fs::write(&path, bytes).and_then(|()| std::fs::set_permissions(&path, mode)).is_ok() {
+        let _ = examine(&Root::directory(directory.path()), &["/program".into()], "/");
+    }
 }
 
 /// A profile from somewhere.
