@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::api::{json, settled};
 use crate::agent::daemon::{Daemon, secret, value, watching};
 use crate::agent::metrics::{fragmented, fragments};
-use crate::support::process::run;
+use crate::support::process::{run, wait_until};
 use crate::top::terminal::Terminal;
 
 fn top(url: &str) -> Command {
@@ -49,7 +49,10 @@ fn screen_json_api_and_metrics_agree() {
     terminal.press("\r");
     let screen = terminal.wait_for("the address space", |screen| screen.has("▒▒▒") && screen.has("verdict"));
     assert!(screen.has("space    "), "{}", screen.lines.join("\n"));
+    let before = terminal.written().len();
     terminal.resize(90, 20);
+    // It clears the screen; a key that comes at the same moment may wait for the next one.
+    wait_until("the new size is seen", || terminal.written()[before..].contains("\u{1b}[2J"));
     terminal.press("\u{1b}");
     terminal.wait_for("the list again", |screen| screen.has("PROCESS"));
     terminal.press("?");
