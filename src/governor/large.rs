@@ -12,8 +12,10 @@ use super::cost::HitCosts;
 pub const SHARE: f64 = 2.0 / 3.0;
 /// Length of the periods in which they are accounted for, and of a trial, in seconds.
 pub const PIECE_S: f64 = 1.0;
-/// What a trial may cost beyond its share, in seconds: as much as a short window.
+/// What a trial may cost beyond its share, in seconds: as much as a short window, and no more than the share of so long a time, which is
+/// less in a target that hardly runs.
 const TRIAL_S: f64 = 0.02;
+const TRIAL_OVER_S: f64 = 10.0;
 /// Seconds of the share that may be saved.
 const SAVED_S: f64 = 30.0;
 /// Longest time that the target may lose to a burst within one period, in seconds (see [`super::pace::STALL_MAX_S`]).
@@ -73,7 +75,7 @@ impl LargePace {
     /// A target about which nothing is known. `budget`: seconds per second that it may lose to all of its probes.
     #[must_use]
     pub fn new(budget: f64, costs: HitCosts) -> Self {
-        Self { budget, costs, allowance_s: TRIAL_S, mean: None, held_s: 0.0, retry_s: RETRY_MIN_S }
+        Self { budget, costs, allowance_s: 0.0, mean: None, held_s: 0.0, retry_s: RETRY_MIN_S }
     }
 
     /// Another budget from now on.
@@ -104,7 +106,11 @@ impl LargePace {
     /// Hits that the next period may have.
     #[must_use]
     pub fn quota(&self) -> u64 {
-        ((self.share() * PIECE_S + self.allowance_s.clamp(0.0, BURST_MAX_S)) / self.costs.mean_s()) as u64
+        let beyond_s = match self.mean {
+            None => TRIAL_S.min(self.share() * TRIAL_OVER_S),
+            Some(_) => self.allowance_s.clamp(0.0, BURST_MAX_S),
+        };
+        ((self.share() * PIECE_S + beyond_s) / self.costs.mean_s()) as u64
     }
 
     /// A period of `open_s` is over that cost the target `cost_s`. Returns why they are to be removed, or `None` to keep them.
@@ -128,7 +134,7 @@ impl LargePace {
     /// They were removed; seconds until they may be tried again.
     pub fn left(&mut self, why: Left) -> f64 {
         let held = self.held_s >= HELD_S;
-        (self.mean, self.held_s, self.allowance_s) = (None, 0.0, TRIAL_S);
+        (self.mean, self.held_s, self.allowance_s) = (None, 0.0, 0.0);
         // They were not too expensive: they may be attached again as soon as the full trace is over.
         if why == Left::Full {
             return 0.0;
@@ -180,6 +186,14 @@ mod tests {
             assert!(lost_s <= TRIAL_S + BUDGET, "{pairs}: {lost_s}");
             assert!(!pace.is_kept() && pace.reserved() == 0.0);
         }
+    }
+
+    /// A target that runs for a fiftieth of the time, in which a usual trial would be a minute's budget.
+    #[test]
+    fn a_trial_of_a_target_that_hardly_runs_costs_it_no_more_than_ten_seconds_share() {
+        let mut pace = LargePace::new(BUDGET / 50.0, COSTS);
+        let (lost_s, left) = run(&mut pace, |_| 1_000_000, 1);
+        assert!(left.is_some() && lost_s <= BUDGET / 50.0 * (TRIAL_OVER_S + 1.0), "{lost_s}");
     }
 
     #[test]
