@@ -21,6 +21,13 @@ const LINE_BYTES_MAX: usize = 8192;
 const FILE_MODE: u32 = 0o600;
 const DIRECTORY_MODE: u32 = 0o700;
 
+/// Whether a file's name goes on as that of a write that was interrupted (`replace`): `.PID.N`.
+fn is_of_interrupted_write(rest: &str) -> bool {
+    let mut parts = rest.strip_prefix('.').unwrap_or_default().split('.');
+    let mut is_number = || parts.next().is_some_and(|part| part.parse::<u32>().is_ok());
+    is_number() && is_number() && parts.next().is_none()
+}
+
 /// A request as it was kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Kept {
@@ -51,11 +58,12 @@ impl Spool {
         let mut numbers: Vec<u64> = Vec::new();
         for entry in fs::read_dir(directory)? {
             let name = entry?.file_name();
-            let number = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
-            match number {
-                Some(number) => numbers.push(number),
-                // Left by a write that was interrupted.
-                None => drop(fs::remove_file(directory.join(&name))),
+            let Some((number, rest)) = name.to_str().and_then(|name| name.split_once(SUFFIX)) else { continue };
+            // Anything else is not ours, and is left alone.
+            match (number.parse(), rest) {
+                (Ok(number), "") => numbers.push(number),
+                (Ok(_), rest) if is_of_interrupted_write(rest) => drop(fs::remove_file(directory.join(&name))),
+                _ => {}
             }
         }
         numbers.sort_unstable();
@@ -161,9 +169,15 @@ mod tests {
         fs::write(spool.file(91), "garbage").unwrap();
         fs::write(spool.file(92), vec![b'x'; 1000]).unwrap();
         fs::write(place.path().join("0.push.77.1"), "half").unwrap();
+        // The directory may have been somebody's before.
+        let others = ["history.sqlite", "notes.push", "1.push.old", "1.push.7", "1.push.7.8.9"];
+        for name in others {
+            fs::write(place.path().join(name), "not ours").unwrap();
+        }
         let (_, kept, lost) = open(place.path());
         assert_eq!((kept.iter().map(|one| one.path.as_str()).collect::<Vec<_>>(), lost), (vec!["/2", "/3", "/4"], 5));
-        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 3);
+        assert!(others.iter().all(|name| place.path().join(name).exists()));
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 3 + others.len());
         let unusable = place.path().join("file");
         fs::write(&unusable, "").unwrap();
         assert!(Spool::open(&unusable, PROTOCOL, 1, 1).is_err());
