@@ -318,6 +318,7 @@ impl Recorder {
         let duration = self.started.elapsed();
         let read = self.ring.stop();
         self.check_losses();
+        self.look_for_detaching();
         for walked in self.walker.take().map_or_else(Vec::new, Walker::finish) {
             self.walking().take_one(walked);
         }
@@ -431,7 +432,9 @@ impl Recorder {
             trace.sample();
         }
         self.check_losses();
-        self.look_for_detaching();
+        if self.emitters_checked.elapsed() >= EMITTERS_EVERY {
+            self.look_for_detaching();
+        }
         for target in self.targets.values_mut() {
             target.look_at_limits(&self.session.capture);
             target.look_for_runtimes(&self.session);
@@ -464,9 +467,6 @@ impl Recorder {
 
     /// Looks whether emitters were detached from their processes: until they are attached again, blocks are freed without a record.
     fn look_for_detaching(&mut self) {
-        if self.emitters_checked.elapsed() < EMITTERS_EVERY {
-            return;
-        }
         let checked_ns = monotonic_ns().saturating_sub(u64::try_from(self.emitters_checked.elapsed().as_nanos()).unwrap_or(0));
         self.emitters_checked = Instant::now();
         let silent = |(slot, target): (&u16, &mut Target)| Some((*slot, target.look_for_detaching(checked_ns)?));

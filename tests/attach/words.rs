@@ -109,8 +109,6 @@ fn blocks_freed_after_detaching_are_not_live_for_who_listened() {
     tell("hold", 1);
     done(&detaching(pid));
     tell("free", 2);
-    // It looks every two seconds.
-    std::thread::sleep(std::time::Duration::from_secs(5));
     let report = Estimates::of(recording);
     let live = report.of_process("inuse_bytes", pid).est;
     assert!(live < 2e6, "{live}");
