@@ -148,7 +148,7 @@ impl Attacher {
             return;
         }
         let opened = Process::open(process.pid).ok().filter(|opened| opened.id() == process);
-        let state = opened.and_then(|opened| attach::plan(&opened, Flavour::Attached).ok()?.state(&opened));
+        let state = opened.and_then(|opened| attach::state(&opened, Flavour::Attached));
         if state.is_some_and(|state| state.words > 0) {
             self.known.insert(process, Known { next: Some(now), files: Some(0), refused: 0 });
         } else {
@@ -168,10 +168,7 @@ impl Attacher {
         let again = Duration::from_secs(self.config.again_s);
         let Some(opened) = Process::open(process.pid).ok().filter(|opened| opened.id() == process) else { return };
         let files = opened.maps().map_or(0, |maps| maps.executable_files().count());
-        let is_detached = || {
-            let state = attach::plan(&opened, Flavour::Attached).ok().and_then(|plan| plan.state(&opened));
-            state.is_some_and(|state| state.words == 0)
-        };
+        let is_detached = || attach::state(&opened, Flavour::Attached).is_some_and(|state| state.words == 0);
         if known.files == Some(files) && !is_detached() {
             // Nothing was loaded since.
             self.known.insert(process, Known { next: Some(now + again), ..known });

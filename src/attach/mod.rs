@@ -183,6 +183,12 @@ pub fn plan(process: &Process, flavour: Flavour) -> Result<Plan, AttachRefusal> 
     Ok(Plan { flavour, maps, trampoline, forbidden, mapped, allocator })
 }
 
+/// What a library in a process has done, if it is there.
+#[must_use]
+pub fn state(process: &Process, flavour: Flavour) -> Option<State> {
+    Mapped::find(process, &process.maps().ok()?, flavour)?.state(process)
+}
+
 /// The file that serves malloc, if its calls can be interposed.
 fn serving<'a>(process: &Process, maps: &Maps, detection: &'a Detection, flavour: Flavour) -> Result<&'a AllocatorModule, AttachRefusal> {
     for mapping in maps.executable_files() {

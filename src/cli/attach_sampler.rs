@@ -130,10 +130,7 @@ fn carry_out(process: &Process, args: &AttachSamplerArgs, asks: bool, report: &m
 
 /// The sampler's library; or, to be taken away, a recorder's whose recording was killed.
 fn flavour(process: &Process, detaches: bool) -> Flavour {
-    let is_attached = |flavour: &Flavour| {
-        let state = attach::plan(process, *flavour).ok().and_then(|plan| plan.state(process));
-        state.is_some_and(|state| state.words != 0)
-    };
+    let is_attached = |flavour: &Flavour| attach::state(process, *flavour).is_some_and(|state| state.words != 0);
     attach::ATTACHED.into_iter().filter(|_| detaches).find(is_attached).unwrap_or(Flavour::Attached)
 }
 
