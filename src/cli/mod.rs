@@ -25,6 +25,7 @@ pub mod past;
 mod progress;
 pub mod reachability;
 mod record;
+mod record_inside;
 mod replaying;
 pub mod report;
 pub mod run;
