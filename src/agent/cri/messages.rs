@@ -139,14 +139,14 @@ pub struct Image {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::agent) mod tests {
     #![allow(clippy::unwrap_used)]
     use prost::Message as _;
 
     use super::*;
 
     /// A length-delimited field: key (number << 3 | 2), length, bytes.
-    fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
+    pub(in crate::agent) fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         prost::encoding::encode_varint(u64::from(number << 3 | 2), &mut out);
         prost::encoding::encode_varint(bytes.len() as u64, &mut out);

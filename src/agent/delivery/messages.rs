@@ -222,15 +222,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-
-    /// A length-delimited field: key (number << 3 | 2), length, bytes.
-    fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
-        let mut out = Vec::new();
-        prost::encoding::encode_varint(u64::from(number << 3 | 2), &mut out);
-        prost::encoding::encode_varint(bytes.len() as u64, &mut out);
-        out.extend_from_slice(bytes);
-        out
-    }
+    use crate::agent::cri::messages::tests::field;
 
     #[test]
     fn the_field_numbers_are_those_of_nri() {

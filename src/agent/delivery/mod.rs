@@ -74,8 +74,7 @@ fn run(mut settings: DeliverySettings, sample: &SharedDelivery, orders: &Receive
             (sample.enabled, sample.is_connected) = (settings.config.enabled, false);
         }
         let wait = if settings.config.enabled {
-            let mut deliverer =
-                Deliverer { settings: &settings, sample, orders, examined: &examined, next: None, has_ended: false, was_connected: false };
+            let mut deliverer = Deliverer::new(&settings, sample, orders, &examined);
             let done = plugin::serve(&cri::here_or_on_machine(&settings.config.socket), &mut deliverer);
             let (next, has_ended, was_connected) = (deliverer.next, deliverer.has_ended, deliverer.was_connected);
             if has_ended {
@@ -172,7 +171,16 @@ impl Handler for Deliverer<'_> {
     }
 }
 
-impl Deliverer<'_> {
+impl<'a> Deliverer<'a> {
+    fn new(
+        settings: &'a DeliverySettings,
+        sample: &'a SharedDelivery,
+        orders: &'a Receiver<DeliverySettings>,
+        examined: &'a Arc<AtomicUsize>,
+    ) -> Self {
+        Self { settings, sample, orders, examined, next: None, has_ended: false, was_connected: false }
+    }
+
     /// Examines the container's files on a thread of its own, until the deadline.
     fn examine(&self, container: &Container, deadline: Instant) -> Result<ImageFit, Refusal> {
         let now = self.examined.load(Ordering::Acquire);
@@ -280,15 +288,7 @@ mod tests {
         let settings = DeliverySettings { config, runtime: Some(runtime) };
         let (sample, (_orders, receiver)) = (SharedDelivery::default(), channel());
         let examined = Arc::new(AtomicUsize::new(0));
-        let mut deliverer = Deliverer {
-            settings: &settings,
-            sample: &sample,
-            orders: &receiver,
-            examined: &examined,
-            next: None,
-            has_ended: false,
-            was_connected: false,
-        };
+        let mut deliverer = Deliverer::new(&settings, &sample, &receiver, &examined);
         let pod = PodSandbox { labels: [label].into(), ..PodSandbox::default() };
         let request = CreateContainerRequest { pod: Some(pod), container: Some(Container::default()) };
         let started = Instant::now();
@@ -323,15 +323,7 @@ mod tests {
         let settings = DeliverySettings { config: DeliveryConfig::default(), runtime: None };
         let (sample, (orders, receiver)) = (SharedDelivery::default(), channel());
         let examined = Arc::new(AtomicUsize::new(0));
-        let mut deliverer = Deliverer {
-            settings: &settings,
-            sample: &sample,
-            orders: &receiver,
-            examined: &examined,
-            next: None,
-            has_ended: false,
-            was_connected: false,
-        };
+        let mut deliverer = Deliverer::new(&settings, &sample, &receiver, &examined);
         orders.send(settings.clone()).unwrap();
         assert!(deliverer.goes_on());
         orders.send(DeliverySettings { runtime: Some("/x".into()), ..settings.clone() }).unwrap();
