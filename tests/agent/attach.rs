@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::daemon::{Daemon, value, watching};
-use crate::support::build::{output_dir, standalone};
+use crate::support::build::{install, output_dir, standalone};
 use crate::support::process::{Process, wait_until};
 use crate::support::{LIMIT, bpf};
 use crate::trim::made;
@@ -13,7 +13,7 @@ use crate::trim::made;
 fn service(name: &str) -> Process {
     let built = standalone(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent/turns_over.c"), &[]);
     let copy = output_dir().join(name);
-    std::fs::copy(built, &copy).unwrap();
+    install(&built, &copy);
     let process = Process::start_piped(&mut Command::new(copy));
     process.out.wait_for(LIMIT, |line| line == "ready").unwrap_or_else(|| panic!("not ready: {}", process.err));
     process

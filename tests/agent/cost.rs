@@ -1,5 +1,6 @@
 //! What the agent costs.
 
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -19,7 +20,7 @@ const CHEAP_READ_BYTES_MAX: u64 = 64 << 10;
 fn a_cheap_round_over_300_processes_reads_each_once_and_little_of_it() {
     let _alone = serial();
     let program = crate::support::build::output_dir().join("sleep-300");
-    std::fs::copy("/bin/sleep", &program).unwrap();
+    crate::support::build::install(Path::new("/bin/sleep"), &program);
     let sleepers: Vec<Process> = (0..300).map(|_| Process::start(Command::new(&program).arg("600"))).collect();
     // One round: nothing is due a second time while this runs.
     let config = watching(&["sleep-300"], "")

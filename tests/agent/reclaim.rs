@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use super::daemon::{Daemon, value, watching};
 use crate::support::LIMIT;
-use crate::support::build::{output_dir, standalone};
+use crate::support::build::{install, output_dir, standalone};
 use crate::support::process::{Process, run, wait_until};
 
 /// A program of the tests under a name of its own, because rules and workloads are found by it.
 fn named(source: &str, name: &str) -> PathBuf {
     let built = standalone(&Path::new(env!("CARGO_MANIFEST_DIR")).join(source), &[]);
     let copy = output_dir().join(name);
-    std::fs::copy(built, &copy).unwrap();
+    install(&built, &copy);
     copy
 }
 

@@ -5,7 +5,7 @@ use std::process::Command;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::podman::{holder, wait_until_paused};
-use crate::support::build::{Link, tool};
+use crate::support::build::{Link, install, tool};
 use crate::support::process::{Process, wait_until};
 use crate::support::recording::Recording;
 use crate::support::{LIMIT, bpf};
@@ -44,7 +44,7 @@ fn a_program_in_namespaces_of_its_own_whose_file_is_deleted_is_recorded_with_its
     for link in [Link::Dynamic, Link::StaticMusl] {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("holder");
-        std::fs::copy(holder(link), &file).unwrap();
+        install(&holder(link), &file);
         let unshare = Process::start(apart().arg(&file));
         let pid = child_of(&unshare);
         wait_until_paused(pid);

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::support::build::{Link, program, tool};
+use crate::support::build::{Link, install, program, tool};
 use crate::support::process::wait_until;
 
 /// Options for a machine whose root may not raise limits, and whose cgroups are hybrid: see docs/kubernetes.md.
@@ -152,7 +152,7 @@ pub fn wait_until_paused(pid: u32) {
 
 fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to.parent().unwrap()).unwrap();
-    std::fs::copy(from, to).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
+    install(from, to);
 }
 
 /// The libraries of a program, by the dynamic loader itself; none of a static one.

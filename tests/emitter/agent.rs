@@ -1,6 +1,7 @@
 //! The agent listens to emitters by itself, all the time: live bytes by stack on every surface, with their source.
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::Command;
 
 use fragprof::profile::{Mode, ValueKind, pprof};
@@ -11,6 +12,7 @@ use tempfile::TempDir;
 use super::programs::{compile, sampled};
 use super::report::Estimates;
 use crate::agent::daemon::{Daemon, value, watching};
+use crate::support::build::install;
 use crate::support::process::{Process, wait_until};
 use crate::support::{LIMIT, bpf, serial};
 
@@ -130,7 +132,7 @@ fn an_image_without_an_emitter_is_detached_and_so_are_all_when_listening_is_swit
     let ages = compile(folder.path(), "ages.c", names[0], &["-O2"]);
     let steadfast = compile(folder.path(), "ages.c", "steadfast", &["-O2"]);
     let shell = folder.path().join("agesh");
-    std::fs::copy("/bin/sh", &shell).unwrap();
+    install(Path::new("/bin/sh"), &shell);
     // The second image of this process is started without the library.
     let script = format!("read line; exec env -u LD_PRELOAD {} 1", steadfast.display());
     let mut leaves = Process::start_piped(sampled(&shell, 4096).args(["-c", &script]));

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::support::bpf;
-use crate::support::build::{Link, program};
+use crate::support::build::{Link, install, program};
 use crate::support::process::run;
 use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::Target;
@@ -14,7 +14,7 @@ use crate::support::rendezvous::Target;
 /// The program, started by a path that is hostile too.
 fn start(dir: &tempfile::TempDir) -> Target {
     let path = dir.path().join("a\u{1b}[31m\"><svg onload=x>;\u{202e}b");
-    std::fs::copy(program("hostile_names", Link::Dynamic), &path).unwrap();
+    install(&program("hostile_names", Link::Dynamic), &path);
     Target::start(&mut Command::new(path))
 }
 

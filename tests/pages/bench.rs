@@ -1,5 +1,6 @@
 //! `make bench-pages`: how long a page takes to show its contents with 200 processes and 24 hours of history.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -30,7 +31,7 @@ fn time_to_the_contents_of_a_page() {
     let _alone = serial();
     let Some(mut browser) = Browser::start() else { return };
     let sleeper = build::output_dir().join("sleep-bench");
-    std::fs::copy("/bin/sleep", &sleeper).unwrap();
+    build::install(Path::new("/bin/sleep"), &sleeper);
     let mut processes: Vec<Process> = (1..PROCESSES).map(|_| Process::start(Command::new(&sleeper).arg("600"))).collect();
     processes.push(fragmented(&fragments("fragments-bench"), &["16"]));
     let own = processes.last().unwrap().pid();

@@ -43,6 +43,13 @@ pub fn output_dir() -> PathBuf {
     dir
 }
 
+/// Copies a program, to be started under another name. A child writes the copy: were it open for writing here, a process
+/// that another test starts at the same moment would inherit it, and the copy could not be started (`ETXTBSY`).
+pub fn install(from: &Path, to: &Path) {
+    let done = Command::new("install").args(["-m", "755"]).args([from, to]).output().expect("install(1) can be run");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
 /// Path of a source in `tests/testprogs` that needs no compiling.
 pub fn script(name: &str) -> PathBuf {
     sources().join(name)

@@ -34,7 +34,7 @@ fn steady_program() -> PathBuf {
 /// The same with a large heap: the list omits small processes.
 fn large() -> Process {
     let program = crate::support::build::output_dir().join("top-large");
-    std::fs::copy(steady_program(), &program).unwrap();
+    crate::support::build::install(&steady_program(), &program);
     let process = Process::start_piped(Command::new(program).arg("40"));
     process.out.wait_for(LIMIT, |line| line == "ready").unwrap();
     process
