@@ -9,7 +9,9 @@ mod registry;
 
 use serde::Serialize;
 
-pub use registry::{ArenaLimit, CacheSettings, Choice, ChunkRule, Hold, Release, ReleaseArgument, ReleaseCall, Remedy, Row, SettingForm};
+pub use registry::{
+    ArenaLimit, CacheSettings, Choice, ChunkRule, FreedRule, Hold, Release, ReleaseArgument, ReleaseCall, Remedy, Row, SettingForm,
+};
 
 /// An allocator by its implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize)]

@@ -24,6 +24,8 @@ pub struct Row {
     pub footprint: Footprint,
     /// What its chunks show of a block from outside.
     pub chunks: ChunkRule,
+    /// How a freed block is told from one in use without a walk of the heap; `None` if it is not.
+    pub freed: Option<FreedRule>,
     /// The call or setting that releases whole free pages; `None` if there is none.
     pub trim: Option<Remedy>,
     /// The same, shorter, for lists.
@@ -167,6 +169,37 @@ pub enum ChunkRule {
     Extents,
 }
 
+/// What freeing a block changes next to it or in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FreedRule {
+    /// The header of the next chunk, or the links in the block's first words (glibc, malloc/malloc.c, `_int_free`).
+    Chunk,
+    /// The bits of the group of slots (musl, src/malloc/mallocng/free.c: `freed_mask`, `avail_mask`).
+    Slot,
+    /// The first word: the allocator links free blocks by it.
+    FirstWord {
+        /// Larger blocks are pages of their own, and not linked.
+        bytes_max: u64,
+    },
+}
+
+impl FreedRule {
+    /// The rule for the blocks of a process with these allocators; `None` if those that serve `malloc` do not have one in common.
+    ///
+    /// Other files may forward to one of them, as libstdc++ does. A heap of their own beside it is rejected block by block where blocks have
+    /// headers, and else not.
+    #[must_use]
+    pub fn of(allocators: impl Iterator<Item = Allocator>) -> Option<Self> {
+        let (mut serving, mut giving_way) = (Vec::new(), Vec::new());
+        for row in allocators.filter(|allocator| *allocator != Allocator::Other).map(Allocator::row) {
+            if row.gives_way { &mut giving_way } else { &mut serving }.push(row.freed);
+        }
+        let rules = if serving.is_empty() { giving_way } else { serving };
+        let first = rules.first().copied().flatten();
+        first.filter(|_| rules.iter().all(|rule| *rule == first))
+    }
+}
+
 /// For allocators without a known call or setting that releases memory.
 const AS_DOCUMENTED: &str = "let the allocator purge its free pages, as its documentation says";
 
@@ -184,6 +217,7 @@ pub static GLIBC: Row = Row {
     gives_way: true,
     footprint: Footprint::Glibc,
     chunks: ChunkRule::Header,
+    freed: Some(FreedRule::Chunk),
     trim: Some(Remedy {
         action: "call malloc_trim(0) now and then, or once after load peaks",
         basis: "resident whole pages inside free chunks, and the end of the brk heap",
@@ -252,6 +286,7 @@ pub static JEMALLOC: Row = Row {
     gives_way: false,
     footprint: Footprint::Jemalloc,
     chunks: ChunkRule::Extents,
+    freed: None,
     trim: Some(Remedy {
         action: "set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0, or call mallctl(\"arena.4096.purge\")",
         basis: "resident dirty and muzzy extents",
@@ -298,6 +333,7 @@ pub static MUSL: Row = Row {
     gives_way: false,
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
+    freed: Some(FreedRule::Slot),
     trim: None,
     trim_in_short: AS_DOCUMENTED,
     unpin: None,
@@ -319,6 +355,8 @@ pub static TCMALLOC: Row = Row {
     gives_way: false,
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
+    // src/linked_list.h, SLL_Push; larger blocks are spans (kMaxSize in src/common.h).
+    freed: Some(FreedRule::FirstWord { bytes_max: 256 << 10 }),
     trim: Some(Remedy {
         action: "call MallocExtension_ReleaseFreeMemory(), or set TCMALLOC_RELEASE_RATE=10",
         basis: "resident spans in the page heap's free lists",
@@ -368,6 +406,8 @@ pub static MIMALLOC: Row = Row {
     gives_way: false,
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
+    // mi_block_set_next, of every block (src/free.c).
+    freed: Some(FreedRule::FirstWord { bytes_max: u64::MAX }),
     trim: Some(Remedy {
         action: "call mi_collect(true) in each thread after load peaks (2.1.4 and later), or have pages returned at once: \
                  MIMALLOC_PURGE_DELAY=0 (2.1 and later), MIMALLOC_DECOMMIT_DELAY=0 (2.0)",
@@ -400,6 +440,7 @@ pub static PYMALLOC: Row = Row {
     gives_way: false,
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
+    freed: None,
     trim: None,
     trim_in_short: "free the last objects of each arena: tracemalloc shows where they were allocated",
     unpin: Some(Remedy {
@@ -426,6 +467,7 @@ pub static OTHER: Row = Row {
     gives_way: false,
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
+    freed: None,
     trim: None,
     trim_in_short: AS_DOCUMENTED,
     unpin: None,
@@ -439,3 +481,19 @@ pub static OTHER: Row = Row {
 
 /// All rows, in the order in which they are listed.
 pub static ALL: [&Row; 7] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &MIMALLOC, &PYMALLOC, &OTHER];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_blocks_are_told_by_the_one_rule_of_the_allocators_that_serve() {
+        use Allocator::{Glibc, Jemalloc, Mimalloc, Musl, Other, Tcmalloc};
+        let of = |allocators: &[Allocator]| FreedRule::of(allocators.iter().copied());
+        assert_eq!(of(&[Other, Glibc]), Some(FreedRule::Chunk));
+        assert_eq!(of(&[Musl]), Some(FreedRule::Slot));
+        // The C library is there too, and another one serves malloc.
+        assert_eq!(of(&[Glibc, Tcmalloc, Other]), TCMALLOC.freed);
+        assert_eq!([of(&[]), of(&[Other]), of(&[Glibc, Jemalloc]), of(&[Mimalloc, Tcmalloc, Glibc])], [None; 4]);
+    }
+}

@@ -22,8 +22,22 @@ struct row {
 	_Atomic uint64_t addr, born_ns;
 };
 
+/* Calls are forwarded to the next library: an allocator that is preloaded too, or the C library. While that is looked up, dlsym may allocate
+ * with the C library's own functions; it keeps nothing that is freed later. */
+#ifdef __GLIBC__
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
 extern void __libc_free(void *);
+#define FIRST(function) = __libc_##function
+#else
+/* musl's dlsym allocates only to tell of an error. */
+#define FIRST(function)
+#endif
+
+static void *(*next_malloc)(size_t) FIRST(malloc);
+static void *(*next_calloc)(size_t, size_t) FIRST(calloc);
+static void *(*next_realloc)(void *, size_t) FIRST(realloc);
+static void *(*next_memalign)(size_t, size_t) FIRST(memalign);
+static void (*next_free)(void *) FIRST(free);
 
 static struct row *_Atomic table;
 static atomic_int state;
@@ -37,6 +51,11 @@ static struct row *rows(void)
 
 	if (have || !atomic_compare_exchange_strong(&state, &none, 1))
 		return have;
+	next_free = dlsym(RTLD_NEXT, "free");
+	next_memalign = dlsym(RTLD_NEXT, "memalign");
+	next_realloc = dlsym(RTLD_NEXT, "realloc");
+	next_calloc = dlsym(RTLD_NEXT, "calloc");
+	next_malloc = dlsym(RTLD_NEXT, "malloc");
 	path = getenv("LEDGER_FILE");
 	fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
 	if (fd >= 0) {
@@ -81,14 +100,14 @@ static void *born(void *block)
 	return block;
 }
 
-void *malloc(size_t size) { return born(__libc_malloc(size)); }
-void *calloc(size_t count, size_t size) { return born(__libc_calloc(count, size)); }
-void *memalign(size_t align, size_t size) { return born(__libc_memalign(align, size)); }
-void *aligned_alloc(size_t align, size_t size) { return born(__libc_memalign(align, size)); }
+void *malloc(size_t size) { return rows(), born(next_malloc(size)); }
+void *calloc(size_t count, size_t size) { return rows(), born(next_calloc(count, size)); }
+void *memalign(size_t align, size_t size) { return rows(), born(next_memalign(align, size)); }
+void *aligned_alloc(size_t align, size_t size) { return rows(), born(next_memalign(align, size)); }
 
 int posix_memalign(void **out, size_t align, size_t size)
 {
-	void *block = born(__libc_memalign(align, size));
+	void *block = (rows(), born(next_memalign(align, size)));
 
 	if (!block)
 		return ENOMEM;
@@ -99,7 +118,7 @@ int posix_memalign(void **out, size_t align, size_t size)
 void free(void *block)
 {
 	set(block, 0);
-	__libc_free(block);
+	next_free(block);
 }
 
 void *realloc(void *old, size_t size)
@@ -108,7 +127,7 @@ void *realloc(void *old, size_t size)
 
 	if (!old)
 		return malloc(size);
-	block = __libc_realloc(old, size);
+	block = next_realloc(old, size);
 	/* Another thread may have got the old block by now; its time of allocation is then after the start of this call, and is lost. Such
 	 * a block counts as free, never the other way round. */
 	if (block != old) {

@@ -3,8 +3,8 @@
 //! A block that outlives its window is freed unobserved, and its address is allocated again. Whether the block there is still the same is
 //! determined by its contents, in one direction only:
 //!
-//! * a block is *the same* if its chunk still has its size and is in no bin, and at least half of its informative words are unchanged, at
-//!   this check and at every earlier one;
+//! * a block is *the same* if the allocator's data next to it says that it was not freed ([`Header`]), and at least half of its informative
+//!   words are unchanged, at this check and at every earlier one;
 //! * a word is informative if its owner wrote it (it is not what the block held when it was allocated), no other sampled block has it at
 //!   that position, and it is not a small number. A block without such a word gives no information;
 //! * *not the same* is never concluded: programs write into their blocks.
@@ -31,7 +31,8 @@ pub const OF_WINDOW_MAX: usize = 32;
 /// Ages at which a block is checked again, in nanoseconds; from the last on at each multiple of three of it.
 const LOOK_AGES_NS: [u64; 5] = [200_000_000, 1_000_000_000, 5_000_000_000, 20_000_000_000, 60_000_000_000];
 /// Of the informative blocks of a stack, those that may be found the same by mistake: one in so many, and one more. Measured at 20 s and
-/// later: one in 50 to one in 10,000.
+/// later: one in 50 to one in 10,000 on glibc and musl, one in 20 at worst on tcmalloc and mimalloc (node), which hand out the same place
+/// again more often (`make retention`).
 const MISTAKEN_ONE_IN: u64 = 20;
 
 /// A block that was allocated in a window.
@@ -60,24 +61,76 @@ pub struct BlockQuery {
     pub wanted: u32,
 }
 
+/// The allocator's own data that shows whether a block was freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Header {
+    /// glibc: a chunk.
+    Chunk {
+        /// Its size field.
+        size: SizeField,
+        /// That of the chunk behind it; `None` behind a chunk that is a mapping of its own.
+        next: Option<SizeField>,
+    },
+    /// musl: a slot.
+    Slot {
+        /// Its header: the slot's number, its unused bytes, and how far it is from the start of its group.
+        header: u64,
+        /// Whether the group has it in use.
+        is_used: bool,
+    },
+    /// tcmalloc and mimalloc have nothing next to a block, and link the free ones by their first words.
+    FirstWord,
+}
+
+impl Header {
+    /// Whether it can be that of a block in use of so many bytes.
+    fn fits(&self, bytes: u64) -> bool {
+        match self {
+            Self::Chunk { size, .. } => size.fits(bytes) && self.is_in_use(),
+            Self::Slot { is_used, .. } => *is_used,
+            Self::FirstWord => true,
+        }
+    }
+
+    /// Whether the block was not returned to its heap. Blocks in caches of free ones may be in use by this.
+    fn is_in_use(&self) -> bool {
+        match self {
+            Self::Chunk { size, next } => size.is_mmapped() || next.is_some_and(SizeField::previous_is_in_use),
+            Self::Slot { is_used, .. } => *is_used,
+            Self::FirstWord => true,
+        }
+    }
+
+    /// What stays the same as long as the block lives.
+    fn own(&self) -> u64 {
+        match self {
+            Self::Chunk { size, .. } => size.own(),
+            Self::Slot { header, .. } => *header,
+            Self::FirstWord => 0,
+        }
+    }
+
+    /// Whether the first word of a block, which has changed, can have been written by the allocator.
+    fn may_be_freed(&self, word: u64, addr: u64) -> bool {
+        match self {
+            // Every free of glibc that leaves the next chunk's flag unchanged writes the first word.
+            Self::Chunk { .. } => may_be_link(word, addr),
+            Self::Slot { .. } => false,
+            // Links of mimalloc's secure builds are encoded: they can be any number.
+            Self::FirstWord => true,
+        }
+    }
+}
+
 /// What was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockContents {
-    /// The chunk's size field.
-    pub size: SizeField,
-    /// That of the chunk behind it; `None` behind a chunk that is a mapping of its own.
-    pub next: Option<SizeField>,
+    /// The allocator's data.
+    pub header: Header,
     /// The words.
     pub words: [u64; WORDS],
     /// Bit i: word i could be read.
     pub known: u32,
-}
-
-impl BlockContents {
-    /// Whether the next chunk's header says that this one is not free.
-    fn is_in_use(&self) -> bool {
-        self.size.is_mmapped() || self.next.is_some_and(SizeField::previous_is_in_use)
-    }
 }
 
 #[derive(Debug, Clone)]
@@ -86,8 +139,8 @@ struct Sample<K> {
     addr: u64,
     bytes: u64,
     born_ns: u64,
-    /// Its chunk's size field, without the neighbour's flag.
-    size: u64,
+    /// [`Header::own`].
+    header: u64,
     /// Digests of its words at the first check.
     first: [u32; WORDS],
     /// Bit i: word i was read.
@@ -159,9 +212,11 @@ impl<K> Default for Retention<K> {
 }
 
 impl<K: Copy + Eq + Hash> Retention<K> {
-    /// Adds a survivor of a window with its first check. Refused, and counted, if the word before it is not a glibc chunk header.
+    /// Adds a survivor of a window with its first check. Refused, and counted, if its header is not one of the allocator's, as of a block
+    /// that has another allocator; or if the only word that would show its end cannot be read.
     pub fn admit(&mut self, stack: K, sample: &ContentSample, look: &BlockContents, now_ns: u64) {
-        if !look.size.fits(sample.bytes) || !look.is_in_use() {
+        let shows_its_end = look.header != Header::FirstWord || look.known & sample.known & 1 == 1;
+        if !look.header.fits(sample.bytes) || !shows_its_end {
             self.refused += 1;
             return;
         }
@@ -180,7 +235,7 @@ impl<K: Copy + Eq + Hash> Retention<K> {
             addr: sample.addr,
             bytes: sample.bytes,
             born_ns: sample.born_ns,
-            size: look.size.own(),
+            header: look.header.own(),
             first: look.words.map(digest),
             known,
             written,
@@ -207,7 +262,7 @@ impl<K: Copy + Eq + Hash> Retention<K> {
         }
     }
 
-    /// Blocks whose chunk was not understood.
+    /// Blocks that were not understood.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused
@@ -290,12 +345,11 @@ impl<K> Sample<K> {
     }
 
     fn is_same(&self, look: &BlockContents, holders: &HashMap<(u8, u32), u32>) -> bool {
-        if look.size.own() != self.size || !look.is_in_use() {
+        if look.header.own() != self.header || !look.header.is_in_use() {
             return false;
         }
         let is_unchanged = |at: usize| look.known >> at & 1 == 1 && digest(look.words[at]) == self.first[at];
-        // Every free of glibc that leaves the next chunk's flag unchanged writes the first word.
-        if self.known & 1 == 1 && !is_unchanged(0) && may_be_link(look.words[0], self.addr) {
+        if self.known & 1 == 1 && !is_unchanged(0) && look.header.may_be_freed(look.words[0], self.addr) {
             return false;
         }
         let telling = self.telling(holders);

@@ -63,6 +63,11 @@ struct Heap {
     allocations: u64,
 }
 
+/// A chunk's header, and whether the next one says that it is in use.
+fn chunk(bytes: u64, is_in_use: bool) -> Header {
+    Header::Chunk { size: SizeField(bytes | 1), next: Some(SizeField(CHUNK | u64::from(is_in_use))) }
+}
+
 const BASE: u64 = 0x5555_5600_0010;
 
 impl Heap {
@@ -107,7 +112,7 @@ impl Heap {
     fn look(&self, slot: usize) -> BlockContents {
         let (words, known) = self.words(slot);
         let in_use = self.slots[slot].owner.is_some() || self.slots[slot].is_cached;
-        BlockContents { size: SizeField(CHUNK | 1), next: Some(SizeField(CHUNK | u64::from(in_use))), words, known }
+        BlockContents { header: chunk(CHUNK, in_use), words, known }
     }
 
     fn write(&mut self, slot: usize, content: Content, random: &mut Random) {
@@ -285,7 +290,7 @@ fn sample(born_ns: u64) -> ContentSample {
 }
 
 fn look_of(words: [u64; WORDS]) -> BlockContents {
-    BlockContents { size: SizeField(CHUNK | 1), next: Some(SizeField(CHUNK | 1)), words, known: 0xc0ff }
+    BlockContents { header: chunk(CHUNK, true), words, known: 0xc0ff }
 }
 
 #[test]
@@ -296,8 +301,8 @@ fn a_chunk_of_another_size_or_in_a_bin_is_not_the_same_whatever_it_holds() {
     linked.words[0] = 0x5555_0410 ^ (0x5555_0010 >> 12);
     for (name, look, same) in [
         ("as it was", good, true),
-        ("another size", BlockContents { size: SizeField((CHUNK * 2) | 1), ..good }, false),
-        ("free", BlockContents { next: Some(SizeField(CHUNK)), ..good }, false),
+        ("another size", BlockContents { header: chunk(CHUNK * 2, true), ..good }, false),
+        ("free", BlockContents { header: chunk(CHUNK, false), ..good }, false),
         ("in a cache", linked, false),
     ] {
         let mut retention = Retention::default();
@@ -311,9 +316,48 @@ fn a_chunk_of_another_size_or_in_a_bin_is_not_the_same_whatever_it_holds() {
 }
 
 #[test]
+fn a_slot_that_its_group_has_as_free_or_whose_header_changed_is_not_the_same() {
+    let slot = |header, is_used| BlockContents {
+        header: Header::Slot { header, is_used },
+        ..look_of(std::array::from_fn(|at| 0xabcd_0000_0000 + at as u64))
+    };
+    let rewritten = BlockContents { words: [0; WORDS], ..slot(7, true) };
+    for (look, same) in [(slot(7, true), true), (slot(7, false), false), (slot(8, true), false), (rewritten, false)] {
+        let mut retention = Retention::default();
+        retention.admit(1, &sample(0), &slot(7, true), 0);
+        retention.look(S, true, |_| Some(look));
+        assert_eq!(retention.verdicts().next().unwrap().same, same, "{look:?}");
+    }
+    let mut retention = Retention::default();
+    retention.admit(1, &sample(0), &slot(7, false), 0);
+    assert_eq!(retention.refused(), 1, "freed before its first check");
+}
+
+#[test]
+fn without_a_header_only_an_unchanged_first_word_shows_that_a_block_was_not_freed() {
+    let good = BlockContents { header: Header::FirstWord, ..look_of(std::array::from_fn(|at| 0xabcd_0000_0000 + at as u64)) };
+    let with = |at: usize, word| {
+        let mut look = good;
+        look.words[at] = word;
+        look
+    };
+    // A link, the end of a list, an encoded link; and a word that the allocator does not write.
+    let written = [(with(0, 0x7f00_0000_1000), false), (with(0, 0), false), (with(0, u64::MAX / 7), false), (with(1, 0), true)];
+    for (look, same) in written {
+        let mut retention = Retention::default();
+        retention.admit(1, &sample(0), &good, 0);
+        retention.look(S, true, |_| Some(look));
+        assert_eq!(retention.verdicts().next().unwrap().same, same, "{look:?}");
+    }
+    let mut retention = Retention::default();
+    retention.admit(1, &sample(0), &BlockContents { known: 0xc0fe, ..good }, 0);
+    assert_eq!(retention.refused(), 1, "its first word is not known");
+}
+
+#[test]
 fn a_chunk_that_is_not_glibcs_is_refused_and_counted() {
     let mut retention = Retention::default();
-    let look = BlockContents { size: SizeField(0), ..look_of([7; WORDS]) };
+    let look = BlockContents { header: chunk(0, true), ..look_of([7; WORDS]) };
     retention.admit(1, &sample(0), &look, 0);
     assert_eq!((retention.verdicts().count(), retention.refused()), (0, 1));
 }

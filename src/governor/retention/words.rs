@@ -85,6 +85,40 @@ impl SizeField {
     }
 }
 
+/// What musl keeps in the eight bytes before a block (src/malloc/mallocng/meta.h, `get_meta` and `get_slot_index`): the block's distance from
+/// the first slot of its group in units of 16 bytes, in the last two bytes, or where the byte at 4 is not 0 in the first four; and in the
+/// byte at 5 the slot's number below three bits for what is unused at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotHeader(pub u64);
+
+impl SlotHeader {
+    /// Bytes of a unit, and of a group before its first slot.
+    const UNIT: u64 = 16;
+
+    fn is_far(self) -> bool {
+        self.0 >> 32 & 0xff != 0
+    }
+
+    /// The header without the bytes before it, which may belong to the previous slot.
+    #[must_use]
+    pub fn own(self) -> u64 {
+        if self.is_far() { self.0 } else { self.0 >> 32 }
+    }
+
+    /// The start of the group of a block at this address.
+    #[must_use]
+    pub fn group(self, addr: u64) -> Option<u64> {
+        let units = if self.is_far() { self.0 & 0xffff_ffff } else { self.0 >> 48 };
+        addr.checked_sub(units * Self::UNIT + Self::UNIT)
+    }
+
+    /// Whether the slot's bit is set in neither of the group's masks: `avail_mask`, never handed out, and `freed_mask`.
+    #[must_use]
+    pub fn is_used(self, masks: u64) -> bool {
+        ((masks | masks >> 32) >> (self.0 >> 40 & 31)) & 1 == 0
+    }
+}
+
 /// Whether the first word of a block can be the link that glibc writes there when the block goes into a thread's cache or a fast bin:
 /// nothing or a chunk of the same heap, since 2.32 xor-ed with the word's own address shifted (`PROTECT_PTR`).
 #[must_use]
@@ -129,6 +163,17 @@ mod tests {
             assert!(may_be_link(link, addr) && may_be_link(link ^ (addr >> 12), addr));
         }
         assert!(!may_be_link(0x7261_6765_6b62_6f6f, addr) && !may_be_link(0x5555_5557_0021 ^ 0x4000_0000_0000_0000, addr));
+    }
+
+    #[test]
+    fn a_slots_header_leads_to_its_group_and_its_bit() {
+        // Slot 3, 5 bytes unused and more, 60 units from the first slot; the bytes before belong to the previous slot.
+        let near = SlotHeader(60 << 48 | 0xa3 << 40 | 0xdead_beef);
+        assert_eq!((near.group(0x7f00_0000_1000), near.own()), (Some(0x7f00_0000_1000 - 61 * 16), 60 << 16 | 0xa300));
+        assert!(near.is_used(0xffff_fff7_ffff_fff7) && !near.is_used(8) && !near.is_used(8 << 32));
+        let far = SlotHeader(0x03 << 40 | 1 << 32 | 0x1_0000);
+        assert_eq!((far.group(0x7f00_0100_0000), far.own()), (Some(0x7f00_0100_0000 - 0x10_0010), far.0));
+        assert_eq!(SlotHeader(u64::MAX).group(0x1000), None);
     }
 
     #[test]

@@ -1,40 +1,57 @@
-//! Reads sampled blocks of a governed process: a chunk's size field, its neighbour's, and the words that identify it.
+//! Reads sampled blocks of a governed process: what its allocator has next to them, and the words that identify them.
 
-use crate::governor::retention::words::{SizeField, WORDS, places};
-use crate::governor::retention::{BlockContents, BlockQuery};
+use crate::allocator::FreedRule;
+use crate::governor::retention::words::{SizeField, SlotHeader, WORDS, places};
+use crate::governor::retention::{BlockContents, BlockQuery, Header};
 use crate::process::Process;
 
-/// Maximum number of ranges per read: the words one by one, and the size fields.
-const PIECES_MAX: usize = WORDS + 2;
-
-/// The contents at a block; `None` if any part cannot be read.
-pub fn look(process: &Process, place: &BlockQuery) -> Option<BlockContents> {
-    let mut look = BlockContents { size: SizeField(0), next: None, words: [0; WORDS], known: place.wanted };
-    let mut size = [0u64; 1];
-    read(process, &[place.addr.checked_sub(8)?], &mut size)?;
-    look.size = SizeField(size[0]);
-    // A chunk begins 16 bytes before its block; the next chunk's size field is 8 bytes after that chunk's start.
-    let next = place.addr.checked_sub(8)?.checked_add(look.size.chunk_bytes())?;
-    let mut addresses = Vec::with_capacity(PIECES_MAX);
-    let wanted = |at: &usize| place.wanted >> at & 1 == 1;
-    let offsets = places(place.bytes);
+/// The contents at a block of an allocator with this rule; `None` if any part cannot be read, or the rule does not apply to it.
+pub fn look(process: &Process, block: &BlockQuery, rule: FreedRule) -> Option<BlockContents> {
+    let header = match rule {
+        FreedRule::Chunk => chunk(process, block)?,
+        FreedRule::Slot => slot(process, block)?,
+        FreedRule::FirstWord { bytes_max } => (block.bytes <= bytes_max).then_some(Header::FirstWord)?,
+    };
+    let wanted = |at: &usize| block.wanted >> at & 1 == 1;
+    let offsets = places(block.bytes);
+    let mut addresses = Vec::with_capacity(WORDS);
     for at in (0..WORDS).filter(wanted) {
-        addresses.push(place.addr.checked_add(offsets[at]?)?);
+        addresses.push(block.addr.checked_add(offsets[at]?)?);
     }
-    let has_next = !look.size.is_mmapped() && look.size.fits(place.bytes);
-    if has_next {
-        addresses.push(next);
+    let mut read_words = [0u64; WORDS];
+    let read_words = read_words.get_mut(..addresses.len())?;
+    read(process, &addresses, read_words)?;
+    let mut words = [0; WORDS];
+    for (at, word) in (0..WORDS).filter(wanted).zip(read_words) {
+        words[at] = *word;
     }
-    let mut words = [0u64; PIECES_MAX];
-    let words = words.get_mut(..addresses.len())?;
-    read(process, &addresses, words)?;
-    if has_next {
-        look.next = words.last().map(|word| SizeField(*word));
-    }
-    for (at, word) in (0..WORDS).filter(wanted).zip(words.iter()) {
-        look.words[at] = *word;
-    }
-    Some(look)
+    Some(BlockContents { header, words, known: block.wanted })
+}
+
+/// A chunk of glibc, which begins 16 bytes before its block; the next chunk's size field is 8 bytes after that chunk's start.
+fn chunk(process: &Process, block: &BlockQuery) -> Option<Header> {
+    let at = block.addr.checked_sub(8)?;
+    let size = SizeField(word(process, at)?);
+    let has_next = !size.is_mmapped() && size.fits(block.bytes);
+    let next = if has_next { Some(SizeField(word(process, at.checked_add(size.chunk_bytes())?)?)) } else { None };
+    Some(Header::Chunk { size, next })
+}
+
+/// A slot of musl. Its group's first word leads to the group's data, which lead back at 16 and have its masks at 24 (`struct meta`).
+fn slot(process: &Process, block: &BlockQuery) -> Option<Header> {
+    let header = SlotHeader(word(process, block.addr.checked_sub(8)?)?);
+    let group = header.group(block.addr)?;
+    let meta = word(process, group)?;
+    let mut of_meta = [0u64; 2];
+    read(process, &[meta.checked_add(16)?, meta.checked_add(24)?], &mut of_meta)?;
+    let [back, masks] = of_meta;
+    (back == group).then(|| Header::Slot { header: header.own(), is_used: header.is_used(masks) })
+}
+
+fn word(process: &Process, at: u64) -> Option<u64> {
+    let mut word = [0u64; 1];
+    read(process, &[at], &mut word)?;
+    Some(word[0])
 }
 
 /// Reads a word at each address; `None` unless all can be read.
@@ -61,11 +78,16 @@ mod tests {
         let block: Vec<u64> = (0..40).map(|i| 0x1111_0000_0000 + i).collect();
         let addr = block.as_ptr() as u64;
         let place = BlockQuery { addr, bytes: 320, wanted: 0xffff };
-        let look = look(&process, &place).unwrap();
-        assert!(look.size.fits(320) && look.next.unwrap().previous_is_in_use(), "{look:?}");
+        let look = look(&process, &place, FreedRule::Chunk).unwrap();
+        let Header::Chunk { size, next } = look.header else { panic!("{look:?}") };
+        assert!(size.fits(320) && next.unwrap().previous_is_in_use(), "{look:?}");
         for (word, place) in look.words.into_iter().zip(places(320)) {
             assert_eq!(word, block[place.unwrap() as usize / 8]);
         }
-        assert!(super::look(&process, &BlockQuery { addr: 0x10, ..place }).is_none());
+        for rule in [FreedRule::Chunk, FreedRule::Slot, FreedRule::FirstWord { bytes_max: u64::MAX }] {
+            assert!(super::look(&process, &BlockQuery { addr: 0x10, ..place }, rule).is_none(), "{rule:?}");
+        }
+        assert!(super::look(&process, &place, FreedRule::Slot).is_none(), "not musl's");
+        assert!(super::look(&process, &place, FreedRule::FirstWord { bytes_max: 319 }).is_none(), "too large to be linked");
     }
 }

@@ -71,7 +71,7 @@ pub fn build(facts: &Facts, symbolizer: &mut Symbolizer, rows: &mut [(&Target, &
     let watched_s = rows.iter().map(|(target, _)| target.watched_s(facts.now_s)).fold(0.0, f64::max);
     let age = rows.iter().map(|(target, state)| age_of(&so_far(target, state))).min().unwrap_or(0);
     let live = !rows.is_empty() && rows.iter().all(|(target, state)| target.full_since_s.is_some() && state.live.is_some());
-    let knows_blocks = rows.iter().any(|(target, _)| target.knows_blocks);
+    let knows_blocks = rows.iter().any(|(target, _)| target.knows_blocks());
     let began_s = rows.iter().map(|(target, _)| target.began_s()).reduce(f64::min).unwrap_or(0.0);
     let started_at = facts.started_at + Duration::from_secs_f64(began_s.max(0.0));
     let mut metadata = metadata(facts, started_at, watched_s, age, live, knows_blocks);
@@ -208,13 +208,16 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
     }
     if target.retention.refused() > 0 {
         let refused = target.retention.refused();
-        profile.meta.notes.push(format!("process {pid}: {refused} survivors have no chunk header of glibc and are not checked again"));
+        profile
+            .meta
+            .notes
+            .push(format!("process {pid}: {refused} survivors are not blocks of its allocator as it is known, and are not checked again"));
     }
     if target.looks_late > 0 {
         let late = target.looks_late;
         profile.meta.notes.push(format!("process {pid}: {late} windows ended before their blocks could be read: this machine is busy"));
     }
-    if target.knows_blocks && target.full_since_s.is_none() && state.live_bytes.is_none() {
+    if target.knows_blocks() && target.full_since_s.is_none() && state.live_bytes.is_none() {
         profile
             .meta
             .notes
@@ -401,7 +404,7 @@ fn heap_bytes(target: &Target, state: &ProcessState) -> Option<u64> {
 
 /// Whether it has rows of survivors after their windows.
 fn tells_of_kept(target: &Target) -> bool {
-    target.full_since_s.is_none() && target.knows_blocks
+    target.full_since_s.is_none() && target.knows_blocks()
 }
 
 /// Whether any bytes are confirmed live.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use full::{Full, PIECE_S};
 
-use crate::allocator::{Allocator, ChunkRule};
+use crate::allocator::FreedRule;
 use crate::capture::{AttachFile, Attached, Capture, Hits, Ring, Slot, TargetLoss};
 use crate::governor::retention::{BlockContents, BlockQuery, ContentSample, OF_WINDOW_MAX, Retention};
 use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, Spent, ThreadTime, Tier, WindowClass, WindowCost, WindowTimes};
@@ -115,8 +115,8 @@ pub struct Target {
     pub estimator: Estimator<StackId>,
     /// Survivors of its windows, which are checked again later.
     pub retention: Retention<StackId>,
-    /// Whether blocks can be identified again: the chunks of its allocator are understood.
-    pub knows_blocks: bool,
+    /// How freed blocks of its allocator are told; `None` = they are not, or it has several allocators.
+    freed_rule: Option<FreedRule>,
     /// Windows whose blocks could not be read before they ended.
     pub looks_late: u64,
     random: Random,
@@ -174,7 +174,7 @@ impl Target {
             schedule: Schedule::new(seed, now_s),
             estimator: Estimator::default(),
             retention: Retention::default(),
-            knows_blocks: false,
+            freed_rule: None,
             looks_late: 0,
             random: Random::new(!seed),
             state: State::Idle(now_s),
@@ -220,10 +220,7 @@ impl Target {
                 self.allocators.push(name);
             }
         }
-        // Other files may forward to glibc, as libstdc++ does; blocks of a separate heap have no chunk header and are rejected
-        // individually.
-        let mut allocators = plan.files.iter().map(|file| file.allocator).filter(|allocator| *allocator != Allocator::Other).peekable();
-        self.knows_blocks = allocators.peek().is_some() && allocators.all(|allocator| allocator.row().chunks == ChunkRule::Header);
+        self.freed_rule = FreedRule::of(plan.files.iter().map(|file| file.allocator));
         self.say_what_is_passed_over();
         self.large.look(&self.process, &plan, known);
         Ok(())
@@ -287,6 +284,11 @@ impl Target {
     /// Whether its probes are attached.
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open(..) | State::Full(_))
+    }
+
+    /// Whether survivors of its windows can be checked again.
+    pub fn knows_blocks(&self) -> bool {
+        self.freed_rule.is_some()
     }
 
     /// When something is next due, in seconds of the driver's clock.
@@ -450,7 +452,7 @@ impl Target {
         if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
             state.open(open_ns, close_ns);
         }
-        tools.capture.contents(self.slot, self.knows_blocks);
+        tools.capture.contents(self.slot, self.knows_blocks());
         if !tools.capture.open(self.pid(), self.slot, self.pace.quota(cycle.class), close_ns) {
             self.make_way_with(tools, attached, before);
             return;
@@ -464,7 +466,7 @@ impl Target {
             open_ns,
             close_ns,
             closed_early: false,
-            looked: (!self.knows_blocks).then(Vec::new),
+            looked: (!self.knows_blocks()).then(Vec::new),
             recordings,
             threads: cpu_time::of_threads(&self.process),
             run_ns: cpu_time::of_process_ns(self.pid()),
@@ -530,7 +532,8 @@ impl Target {
         }
         samples.truncate(OF_WINDOW_MAX);
         let place = |one: &ContentSample| BlockQuery { addr: one.addr, bytes: one.bytes, wanted: one.known };
-        let looked = samples.into_iter().filter_map(|one| Some((one, look(&self.process, &place(&one))?))).collect();
+        let Some(rule) = self.freed_rule else { return Vec::new() };
+        let looked = samples.into_iter().filter_map(|one| Some((one, look(&self.process, &place(&one), rule)?))).collect();
         if monotonic_ns() >= close_ns {
             self.looks_late += 1;
             return Vec::new();
@@ -541,8 +544,11 @@ impl Target {
     /// Checks sampled survivors that are due, or all that may still live. Those of an ended process keep their state.
     pub fn look_again(&mut self, all: bool) {
         let now_ns = monotonic_ns();
-        if self.retention.is_due(now_ns, all) && self.process.is_alive() {
-            self.retention.look(now_ns, all, |place| look(&self.process, place));
+        if self.retention.is_due(now_ns, all)
+            && self.process.is_alive()
+            && let Some(rule) = self.freed_rule
+        {
+            self.retention.look(now_ns, all, |place| look(&self.process, place, rule));
         }
     }
 
