@@ -3,7 +3,8 @@
 CARGO ?= cargo
 FRAGPROF := target/release/fragprof
 TARGET := $(shell uname -m)-unknown-linux-gnu
-STATIC := target/$(TARGET)/release/fragprof
+STATIC := target/$(TARGET)/dist/fragprof
+STATIC_ARM64 := target/aarch64-unknown-linux-gnu/dist/fragprof
 IMAGE ?= localhost/fragprof:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 CONTAINER_PACKAGES := podman runc containerd buildah docker.io busybox-static
 # What the build and the demo need in addition to Rust; the tests also need TEST_PACKAGES.
@@ -48,13 +49,22 @@ test-containers: deps static ## test in real containers with the static image, a
 
 .PHONY: static
 static: deps ## build one static binary, for any Linux of this architecture
-	RUSTFLAGS="-C target-feature=+crt-static" LIBBPF_SYS_LIBRARY_PATH=$$(scripts/library-path.sh) \
-		$(CARGO) build --release --features static --target $(TARGET)
+	RUSTFLAGS="$$(scripts/static-flags.sh)" LIBBPF_SYS_LIBRARY_PATH=$$(scripts/library-path.sh) \
+		$(CARGO) build --profile dist --features static --target $(TARGET) --bin fragprof
 	@file $(STATIC) 2>/dev/null || true
 
 .PHONY: image
 image: static ## build the agent's image, with podman, buildah or docker
 	scripts/build-image.sh $(STATIC) $(IMAGE)
+
+.PHONY: static-arm64
+static-arm64: deps ## build the static binary for arm64, with the cross compiler
+	. scripts/arm64-toolchain.sh && RUSTFLAGS="$$(scripts/static-flags.sh)" LIBBPF_SYS_LIBRARY_PATH=/usr/lib/aarch64-linux-gnu \
+		$(CARGO) build --profile dist --features static --target $$target --bin fragprof
+
+.PHONY: images
+images: static static-arm64 ## build the image for x86-64 and arm64 under one name, with podman or buildah
+	scripts/build-images.sh $(IMAGE) $(STATIC) $(STATIC_ARM64)
 
 .PHONY: manifests
 manifests: ## render the plain Kubernetes manifests from the Helm chart

@@ -18,6 +18,8 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 grep -q "^## $version" CHANGELOG.md || { echo "CHANGELOG.md has no section for $version" >&2; exit 1; }
 [ -z "$(git status --porcelain --untracked-files=no)" ] || echo "note: the tree has uncommitted changes" >&2
 
+flags=$(scripts/static-flags.sh)
+
 # Builds the working tree's tracked files in a directory of another name; prints the binary's path.
 build() {
 	local folder=$1
@@ -29,13 +31,13 @@ build() {
 		cd "$folder/source"
 		here=$(pwd -P)
 		cargo_home=$(realpath "${CARGO_HOME:-$HOME/.cargo}")
-		RUSTFLAGS="-C target-feature=+crt-static -C link-arg=-Wl,--build-id=sha1 --remap-path-prefix=$here=/fragprof --remap-path-prefix=$cargo_home=/cargo" \
+		RUSTFLAGS="$flags -C link-arg=-Wl,--build-id=sha1 --remap-path-prefix=$here=/fragprof --remap-path-prefix=$cargo_home=/cargo" \
 			CFLAGS="-ffile-prefix-map=$here=/fragprof -ffile-prefix-map=$cargo_home=/cargo" \
 			LIBBPF_SYS_LIBRARY_PATH=$(dirname "$(realpath "$(cc -print-file-name=libelf.a)")") \
 			CARGO_TARGET_DIR=$here/../target CARGO_INCREMENTAL=0 \
-			cargo build --quiet --release --locked --features static --target "$target" --bin fragprof
+			cargo build --quiet --profile dist --locked --features static --target "$target" --bin fragprof
 	) >&2
-	echo "$folder/target/$target/release/fragprof"
+	echo "$folder/target/$target/dist/fragprof"
 }
 
 mkdir -p "$dist"

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Builds the agent's image for both architectures under one name, an index of two manifests, with podman or buildah:
+# build-images.sh NAME PROGRAM_X86_64 PROGRAM_ARM64. Nothing runs in these builds, so no emulator is needed. To publish it:
+#
+#   podman manifest push --all NAME docker://REGISTRY/fragprof:VERSION
+#
+# OPTIONS are given to each call of the builder, for example the place of its storage.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+name=$1
+read -ra options <<<"${OPTIONS:-}"
+for builder in podman buildah; do
+	command -v "$builder" >/dev/null && break
+done
+command -v "$builder" >/dev/null || { echo "neither podman nor buildah is installed; docker needs its own buildx for two architectures" >&2; exit 1; }
+"$builder" "${options[@]}" manifest rm "$name" 2>/dev/null || "$builder" "${options[@]}" rmi "$name" 2>/dev/null || true
+add() { BUILDER=$builder MANIFEST=1 scripts/build-image.sh "$2" "$name" --platform "$1" "${options[@]}"; }
+add linux/amd64 "$2"
+add linux/arm64 "$3"
+"$builder" "${options[@]}" manifest inspect "$name"
