@@ -3,6 +3,8 @@
 //!
 //! Redirects are not followed: a request may carry a secret that only the named server may see. Proxies from the environment
 //! (`https_proxy`) are not used.
+//!
+//! Responses are held in memory, except for a [download](Server::download), which is written piece by piece.
 
 mod access;
 mod address;
@@ -15,7 +17,7 @@ mod tls;
 
 use std::error::Error;
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::time::Duration;
 
 use http::header::{CONNECTION, CONTENT_TYPE, HOST, LOCATION};
@@ -39,8 +41,8 @@ use crate::sanitize;
 const TIME_MAX: Duration = Duration::from_secs(40);
 /// Maximum time to connect to one of a server's addresses.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// Maximum size of a response: the list of a thousand processes has about 4 MiB.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Maximum size of a response that is held in memory: the list of a thousand processes has about 4 MiB.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// Maximum size of a response's head, and of a single read.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of bytes read of an error, and of characters shown.
@@ -88,7 +90,15 @@ pub enum ClientError {
         /// Host and port.
         address: String,
         /// The limit.
-        bytes_max: usize,
+        bytes_max: u64,
+    },
+    /// The response cannot be stored here, which is not the server's fault.
+    #[error("{address}: cannot store the response: {source}")]
+    Store {
+        /// Host and port.
+        address: String,
+        /// The reason.
+        source: io::Error,
     },
     /// No complete response in time.
     #[error("{address}: no complete response within {} s", .time_max.as_secs_f64())]
@@ -162,6 +172,16 @@ impl Server {
         self.send(Method::GET, path, None, Bytes::new())
     }
 
+    /// Requests a path and writes the response to `out` as it arrives. Returns its length in bytes. After an error `out` has a part of it.
+    ///
+    /// # Errors
+    /// Network errors, statuses other than 2xx, a response of more than `bytes_max` bytes or that is not complete after `time_max`, and the
+    /// errors of `out`.
+    pub fn download(&self, path: &str, out: &mut dyn Write, bytes_max: u64, time_max: Duration) -> Result<u64, ClientError> {
+        let request = self.request(Method::GET, path, None, Bytes::new())?;
+        self.run(request, &mut Sink { out, bytes_max, bytes: 0 }, time_max)
+    }
+
     /// Sends a body.
     ///
     /// # Errors
@@ -171,6 +191,13 @@ impl Server {
     }
 
     fn send(&self, method: Method, path: &str, kind: Option<&str>, body: Bytes) -> Result<Vec<u8>, ClientError> {
+        let request = self.request(method, path, kind, body)?;
+        let mut whole = Vec::new();
+        self.run(request, &mut Sink { out: &mut whole, bytes_max: ANSWER_BYTES_MAX, bytes: 0 }, self.time_max)?;
+        Ok(whole)
+    }
+
+    fn request(&self, method: Method, path: &str, kind: Option<&str>, body: Bytes) -> Result<Request<Full<Bytes>>, ClientError> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.address.prefix));
         request = request.header(HOST, self.address.host_header()).header(CONNECTION, "close");
         if let Some(kind) = kind {
@@ -178,14 +205,20 @@ impl Server {
         }
         let mut request = request.body(Full::new(body)).map_err(|error| self.failed(io::Error::other(error)))?;
         request.headers_mut().extend(self.access.headers.clone());
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| self.failed(error))?;
-        let answer = runtime.block_on(async { timeout(self.time_max, self.exchange(request)).await });
-        // A name lookup in progress must not delay the caller.
-        runtime.shutdown_background();
-        answer.unwrap_or_else(|_| Err(ClientError::TooSlow { address: self.address.to_string(), time_max: self.time_max }))
+        Ok(request)
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Vec<u8>, ClientError> {
+    /// Sends a request and fills the sink with its response. Returns the response's length.
+    fn run(&self, request: Request<Full<Bytes>>, sink: &mut Sink<'_>, time_max: Duration) -> Result<u64, ClientError> {
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| self.failed(error))?;
+        let answer = runtime.block_on(async { timeout(time_max, self.exchange(request, sink)).await });
+        // A name lookup in progress must not delay the caller.
+        runtime.shutdown_background();
+        answer.unwrap_or_else(|_| Err(ClientError::TooSlow { address: self.address.to_string(), time_max }))?;
+        Ok(sink.bytes)
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>, sink: &mut Sink<'_>) -> Result<(), ClientError> {
         let stream = TokioIo::new(self.connect(Protocol::Http1).await?);
         let opened = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(stream).await;
         let (mut sender, connection) = opened.map_err(|error| self.told(&error))?;
@@ -207,27 +240,28 @@ impl Server {
         };
         let status = answer.status();
         if status.is_success() {
-            return self.body(answer.into_body()).await;
+            return self.body(answer.into_body(), sink).await;
         }
         Err(ClientError::Status { status: status.as_u16(), message: self.message(answer).await })
     }
 
-    /// The complete body.
-    async fn body(&self, mut body: Incoming) -> Result<Vec<u8>, ClientError> {
-        let too_long = || ClientError::TooLong { address: self.address.to_string(), bytes_max: ANSWER_BYTES_MAX };
+    /// Fills the sink with the complete body.
+    async fn body(&self, mut body: Incoming, sink: &mut Sink<'_>) -> Result<(), ClientError> {
+        let bytes_max = sink.bytes_max;
+        let too_long = || ClientError::TooLong { address: self.address.to_string(), bytes_max };
         // The announced length does not reserve memory, but a length above the limit is an immediate error.
-        if body.size_hint().lower() > ANSWER_BYTES_MAX as u64 {
+        if body.size_hint().lower() > bytes_max {
             return Err(too_long());
         }
-        let mut whole = Vec::new();
         while let Some(frame) = body.frame().await {
             let Ok(piece) = frame.map_err(|error| self.told(&error))?.into_data() else { continue };
-            if whole.len() + piece.len() > ANSWER_BYTES_MAX {
+            if piece.len() as u64 > bytes_max.saturating_sub(sink.bytes) {
                 return Err(too_long());
             }
-            whole.extend_from_slice(&piece);
+            sink.out.write_all(&piece).map_err(|source| ClientError::Store { address: self.address.to_string(), source })?;
+            sink.bytes += piece.len() as u64;
         }
-        Ok(whole)
+        Ok(())
     }
 
     /// The message of a rejection: its beginning, as far as it arrives.
@@ -273,6 +307,14 @@ impl Server {
             kind => ClientError::Io { address, source: io::Error::new(kind, cause.to_string()) },
         }
     }
+}
+
+/// Where a response's body is written.
+struct Sink<'a> {
+    out: &'a mut dyn Write,
+    bytes_max: u64,
+    /// Written so far.
+    bytes: u64,
 }
 
 /// The operating system's or TLS's error that caused one of hyper's.

@@ -289,7 +289,7 @@ fn an_endless_answer_costs_no_more_than_its_limits() {
         let (server, sent) = endless(start, rest);
         let (error, text) = refused(&server);
         assert!(matches!(error, ClientError::TooLong { .. }) && text.contains(&ANSWER_BYTES_MAX.to_string()), "{text}");
-        assert!(sent.load(Ordering::Relaxed) < 2 * ANSWER_BYTES_MAX as u64 + ON_THE_WAY);
+        assert!(sent.load(Ordering::Relaxed) < 2 * ANSWER_BYTES_MAX + ON_THE_WAY);
     }
     // A chunk extension, and fields after the last chunk.
     for rest in ["1;", "0\r\nx: "] {
@@ -307,6 +307,43 @@ fn an_endless_answer_costs_no_more_than_its_limits() {
     let (server, sent) = endless("HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551613\r\n\r\n", "aaaa");
     assert!(matches!(refused(&server).0, ClientError::TooLong { .. }));
     assert!(sent.load(Ordering::Relaxed) < ON_THE_WAY);
+}
+
+#[test]
+fn a_download_is_written_as_it_arrives_within_its_limits() {
+    let large = vec![7; 3 << 20];
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", large.len());
+    let server = answering([head.as_bytes(), &large].concat());
+    let mut out = Vec::new();
+    assert_eq!(server.download("/x", &mut out, 3 << 20, LONG).unwrap(), 3 << 20);
+    assert_eq!(out, large);
+    // The announced length is enough for the error: nothing is written.
+    let mut out = Vec::new();
+    assert!(
+        matches!(server.download("/x", &mut out, (3 << 20) - 1, LONG), Err(ClientError::TooLong { bytes_max, .. }) if bytes_max == (3 << 20) - 1)
+    );
+    assert!(out.is_empty());
+    // Without a length it ends at the limit.
+    let (endless, sent) = endless("HTTP/1.1 200 OK\r\n\r\n", "aaaa");
+    let mut out = Vec::new();
+    assert!(matches!(endless.download("/x", &mut out, 1 << 20, LONG), Err(ClientError::TooLong { .. })));
+    assert!(out.len() <= 1 << 20 && sent.load(Ordering::Relaxed) < 64 << 20);
+    // Its time is its own.
+    let silent = listen(|mut stream| while matches!(stream.read(&mut [0; 4096]), Ok(1..)) {});
+    let began = Instant::now();
+    let slow = self::server(&format!("http://127.0.0.1:{silent}"));
+    assert!(matches!(slow.download("/x", &mut Vec::new(), 1, SHORT), Err(ClientError::TooSlow { time_max: SHORT, .. })));
+    assert!(began.elapsed() < SHORT * 10);
+    // A full disk is not the server's fault.
+    let mut full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    assert!(matches!(answering(ok("abc")).download("/x", &mut full, 10, LONG), Err(ClientError::Store { .. })));
+    // A rejection is none of the file's content.
+    let mut out = Vec::new();
+    assert!(matches!(
+        answering("HTTP/1.0 404 no\r\n\r\nrest").download("/x", &mut out, 10, LONG),
+        Err(ClientError::Status { status: 404, .. })
+    ));
+    assert!(out.is_empty());
 }
 
 proptest! {
