@@ -300,6 +300,17 @@ impl<R: ReadAt> Elf<R> {
         section.is_some_and(|section| section.sh_flags.get(LE).0 & elf::SHF_COMPRESSED.0 != 0)
     }
 
+    /// Bytes that the compressed sections have when they are decompressed, as their headers say; saturates.
+    #[must_use]
+    pub fn decompressed_bytes(&self) -> u64 {
+        let compressed = self.sections.iter().filter(|section| section.sh_flags.get(LE).0 & elf::SHF_COMPRESSED.0 != 0);
+        let bytes = compressed.map(|section| {
+            let header = self.read("a compression header", section.sh_offset.get(LE), size_of::<elf::CompressionHeader64<LE>>() as u64);
+            header.ok().and_then(|bytes| pods::<elf::CompressionHeader64<LE>>(&bytes).first().map(|header| header.ch_size.get(LE)))
+        });
+        bytes.flatten().fold(0, u64::saturating_add)
+    }
+
     /// Virtual address of the section of this name.
     #[must_use]
     pub fn section_vaddr(&self, name: &[u8]) -> Option<u64> {
@@ -358,6 +369,13 @@ impl<R: ReadAt> Elf<R> {
             let notes = self.read("the notes", offset, bytes.min(NOTES_BYTES_MAX)).ok()?;
             find_build_id(&notes)
         })
+    }
+
+    /// The build id, from its section. In a separate debug file the program headers are those of the program, so that its notes need not be
+    /// where they say (elfutils' eu-strip leaves them as they were).
+    #[must_use]
+    pub fn build_id_of_section(&self) -> Option<BuildId> {
+        find_build_id(&self.section(b".note.gnu.build-id", NOTES_BYTES_MAX)?)
     }
 
     fn dynamic_value(&self, tag: elf::DynamicTag) -> Option<u64> {

@@ -57,6 +57,29 @@ fn the_build_id_equals_readelfs() {
 }
 
 #[test]
+fn the_build_id_of_the_section_is_that_of_the_notes() {
+    let elf = Elf::parse(File::open(LIBRARY).unwrap()).unwrap();
+    assert_eq!((elf.build_id_of_section(), elf.decompressed_bytes()), (elf.build_id(), 0));
+}
+
+#[test]
+fn the_decompressed_size_is_that_before_compression() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, plain, packed) = (directory.path().join("a.c"), directory.path().join("a"), directory.path().join("packed"));
+    std::fs::write(&source, "int main(void) { return 0; }").unwrap();
+    let run = |command: &mut Command| assert!(command.status().unwrap().success());
+    run(Command::new("cc").args(["-g3", "-gz=none", "-o"]).args([&plain, &source]));
+    run(Command::new("objcopy").arg("--compress-debug-sections=zlib").args([&plain, &packed]));
+    let packed = Elf::parse(File::open(packed).unwrap()).unwrap();
+    let plain = Elf::parse(File::open(plain).unwrap()).unwrap();
+    let names: [&[u8]; 3] = [b".debug_info", b".debug_str", b".debug_macro"];
+    let names = names.into_iter().filter(|name| packed.is_compressed(name));
+    let expected: u64 = names.map(|name| plain.section(name, u64::MAX).unwrap().len() as u64).sum();
+    assert!(expected > 0 && packed.decompressed_bytes() >= expected, "{} < {expected}", packed.decompressed_bytes());
+    assert!(packed.decompressed_bytes() <= plain.length);
+}
+
+#[test]
 fn the_load_bias_is_right_if_segments_share_a_page() {
     // Text at offset 0x1a10 and virtual address 0x2a10, as lld places it; data before it in the same page.
     let segment = |offset, vaddr, executable| Segment { offset, vaddr, file_bytes: 0x1000, executable };
@@ -80,6 +103,7 @@ fn exercise(bytes: Vec<u8>) {
     let Ok(elf) = Elf::parse(bytes) else { return };
     let mut last = 0;
     elf.for_each_function(|f| last = f.vaddr);
+    let _ = (elf.build_id_of_section(), elf.decompressed_bytes());
     let _ = (elf.build_id(), elf.dynamic(), elf.linkage_slots(), elf.is_go(), elf.bytes_at(last, 64), elf.offset_of(last));
     let _ = elf.load_bias(last, FileOffset(last));
 }
