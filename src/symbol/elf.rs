@@ -110,8 +110,8 @@ fn identity(file: &File) -> Option<FileId> {
 /// Whether the files that an ELF file names for its debug information can be opened without harm.
 ///
 /// The watched process controls the names and may have put a pipe there: opening it would block forever. By definition a debug link is a bare
-/// file name (GDB manual, "Separate Debug Files"), looked up next to the file and in `.debug` there; alternate links (dwz) are in debug files,
-/// not in mapped ones.
+/// file name (GDB manual, "Separate Debug Files"), looked up next to the file and in `.debug` there; alternate links (dwz) and their
+/// successors (DWARF 5, section 7.3.6) are in debug files, not in mapped ones.
 fn links_are_safe(elf: &ElfHeaders<File>, path: &Path) -> bool {
     /// File names have at most 255 bytes; a checksum follows.
     const LINK_BYTES_MAX: u64 = 300;
@@ -119,7 +119,7 @@ fn links_are_safe(elf: &ElfHeaders<File>, path: &Path) -> bool {
     // A package of split debug information has the file's own name and this ending.
     let mut package = path.as_os_str().to_owned();
     package.push(".dwp");
-    if elf.has_section(b".gnu_debugaltlink") || !harmless(Path::new(&package)) {
+    if elf.has_section(b".gnu_debugaltlink") || elf.has_section(b".debug_sup") || !harmless(Path::new(&package)) {
         return false;
     }
     if !elf.has_section(b".gnu_debuglink") {
