@@ -1,5 +1,8 @@
 //! Symbols of ELF files through blazesym, which reads symbol tables, DWARF, debug links, build ids and MiniDebugInfo.
 //!
+//! A file without symbols may have its debug information in another file ([`separate`](super::separate)), from a server too
+//! ([`debuginfod`](super::debuginfod)): that file is looked up first.
+//!
 //! blazesym keeps every file that it opened, with its parsed data. [`ElfSymbols`] limits that: the least recently used files are dropped and
 //! read again when needed.
 
@@ -11,13 +14,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
 
 use blazesym::symbolize::evict::{self, Evict};
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{CodeInfo, Input, Symbolized, Symbolizer};
 
 use super::capped;
+use super::debuginfod::{self, Debuginfod, Lookup};
 use super::demangle::demangle;
+use super::separate::{self, LINK_BYTES_MAX, Separate};
 use crate::process::elf::{Elf as ElfHeaders, Segment};
 
 /// Most files open and parsed at a time. Each takes a file descriptor, of which a process has 1024 by default.
@@ -26,6 +34,9 @@ pub const FILES_MAX: usize = 256;
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
 /// Most inlined functions at one address. DWARF may nest endlessly; real code stays below 50.
 pub const INLINED_MAX: usize = 64;
+
+/// Most files whose debug file is remembered until the files are closed; then it is looked for again.
+const DEBUG_FILES_MAX: usize = 16 << 10;
 
 /// One function at an address.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -38,10 +49,19 @@ pub struct Symbol {
     pub line: u32,
 }
 
+/// What is known of an address.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Found {
+    /// The functions: the innermost inlined one first, the function itself last. Empty when nothing is known.
+    pub symbols: Vec<Symbol>,
+    /// When there may be more to know, because the file's debug information is being fetched or asked for again; `None` = this is all.
+    pub preliminary_until: Option<Instant>,
+}
+
 /// A source of a file's symbols. [`ElfSymbols`] reads files; tests have their own.
 pub trait FileSymbols {
-    /// The functions at an address of the file: the innermost inlined one first, the function itself last. Empty when nothing is known.
-    fn symbols(&mut self, file: &OpenedFile, address: u64) -> Vec<Symbol>;
+    /// The functions at an address of the file.
+    fn symbols(&mut self, file: &OpenedFile, address: u64) -> Found;
 }
 
 /// A file that symbols are looked up in.
@@ -55,6 +75,8 @@ pub struct OpenedFile {
     segments: Vec<Segment>,
     /// Whether the debug information that it links to may be looked for.
     links_are_safe: bool,
+    /// What its debug file is looked for by, if it has no symbols.
+    separate: Option<Separate>,
 }
 
 /// The identity of a file; equal for two paths of one file as long as it is not written to.
@@ -68,8 +90,8 @@ pub struct FileId {
 
 impl OpenedFile {
     /// Takes the file at `path`; of `file`, if one is given, where the path leads to another or nowhere by now. `None` if neither can be
-    /// opened.
-    pub fn open(path: &Path, file: Option<&File>) -> Option<Self> {
+    /// opened. `shown` is the path for messages; without it no debug information is looked for elsewhere.
+    pub fn open(path: &Path, file: Option<&File>, shown: Option<&str>) -> Option<Self> {
         let known = file.and_then(identity);
         let by_path = || File::open(path).ok().and_then(|f| identity(&f).map(|id| (f, id)));
         let (opened, id, path) = match (by_path(), known) {
@@ -84,8 +106,9 @@ impl OpenedFile {
         };
         let elf = ElfHeaders::parse(opened).ok();
         let segments = elf.as_ref().map(|elf| elf.segments().to_vec()).unwrap_or_default();
-        let links_are_safe = elf.is_none_or(|elf| links_are_safe(&elf, &path));
-        Some(Self { path, id, segments, links_are_safe })
+        let links_are_safe = elf.as_ref().is_none_or(|elf| links_are_safe(elf, &path));
+        let separate = elf.zip(shown).and_then(|(elf, shown)| separate::needed(&elf, &path, shown, links_are_safe));
+        Some(Self { path, id, segments, links_are_safe, separate })
     }
 
     /// The address, in the file's own address space, of a byte of the file's code. `None` = the file loads no such byte.
@@ -113,8 +136,6 @@ fn identity(file: &File) -> Option<FileId> {
 /// file name (GDB manual, "Separate Debug Files"), looked up next to the file and in `.debug` there; alternate links (dwz) and their
 /// successors (DWARF 5, section 7.3.6) are in debug files, not in mapped ones.
 fn links_are_safe(elf: &ElfHeaders<File>, path: &Path) -> bool {
-    /// File names have at most 255 bytes; a checksum follows.
-    const LINK_BYTES_MAX: u64 = 300;
     let harmless = |path: &Path| path.metadata().map_or(true, |meta| meta.is_file());
     // A package of split debug information has the file's own name and this ending.
     let mut package = path.as_os_str().to_owned();
@@ -136,6 +157,9 @@ fn links_are_safe(elf: &ElfHeaders<File>, path: &Path) -> bool {
 /// Symbols of ELF files, read with blazesym.
 pub struct ElfSymbols {
     inner: Symbolizer,
+    debuginfod: Option<Arc<Debuginfod>>,
+    /// Debug files of files without symbols, once it is known which.
+    debug_files: HashMap<FileId, DebugFile>,
     /// Files that the inner symbolizer holds: path to open, size, and when last used.
     held: HashMap<FileId, Held>,
     held_bytes: u64,
@@ -151,9 +175,17 @@ struct Held {
     used: u64,
 }
 
+/// Where the debug information of a file without symbols is.
+#[derive(Clone)]
+enum DebugFile {
+    Here(Rc<OpenedFile>),
+    NotUntil(Instant),
+    Nowhere,
+}
+
 impl Default for ElfSymbols {
     fn default() -> Self {
-        Self { inner: inner(), held: HashMap::new(), held_bytes: 0, clock: 0, evictions: 0, broken: HashSet::new() }
+        Self::with_debuginfod(debuginfod::installed())
     }
 }
 
@@ -163,9 +195,24 @@ fn inner() -> Symbolizer {
 }
 
 impl ElfSymbols {
+    /// Reads files, and debug information from servers if there are any.
+    pub fn with_debuginfod(debuginfod: Option<Arc<Debuginfod>>) -> Self {
+        Self {
+            inner: inner(),
+            debuginfod,
+            debug_files: HashMap::new(),
+            held: HashMap::new(),
+            held_bytes: 0,
+            clock: 0,
+            evictions: 0,
+            broken: HashSet::new(),
+        }
+    }
+
     /// Closes all files; they are read again when they are needed.
     pub fn close(&mut self) {
         self.inner = inner();
+        self.debug_files.clear();
         self.held.clear();
         self.held_bytes = 0;
     }
@@ -202,8 +249,37 @@ impl ElfSymbols {
     }
 }
 
-impl FileSymbols for ElfSymbols {
-    fn symbols(&mut self, file: &OpenedFile, address: u64) -> Vec<Symbol> {
+impl ElfSymbols {
+    /// Where the debug information of a file is. It is looked for once, until the files are closed.
+    fn debug_file(&mut self, file: &OpenedFile, wanted: &Separate) -> DebugFile {
+        if let Some(known) = self.debug_files.get(&file.id) {
+            return known.clone();
+        }
+        let found = match (separate::installed(&wanted.build_id), &self.debuginfod) {
+            (Some(path), _) => Lookup::Found(path),
+            (None, None) => return self.know(file, DebugFile::Nowhere),
+            (None, Some(debuginfod)) => debuginfod.find(wanted),
+        };
+        match found {
+            Lookup::Found(path) => {
+                let opened = OpenedFile::open(&path, None, None).map(Rc::new);
+                self.know(file, opened.map_or(DebugFile::Nowhere, DebugFile::Here))
+            }
+            Lookup::NotUntil(at) => self.know(file, DebugFile::NotUntil(at)),
+            // Kept too, so that all addresses of the file are named alike until the files are closed.
+            Lookup::NotYet => self.know(file, DebugFile::NotUntil(Instant::now())),
+        }
+    }
+
+    fn know(&mut self, file: &OpenedFile, debug: DebugFile) -> DebugFile {
+        if self.debug_files.len() >= DEBUG_FILES_MAX {
+            self.debug_files.clear();
+        }
+        self.debug_files.insert(file.id, debug.clone());
+        debug
+    }
+
+    fn look_up(&mut self, file: &OpenedFile, address: u64) -> Vec<Symbol> {
         if self.broken.contains(&file.id) {
             return Vec::new();
         }
@@ -218,6 +294,22 @@ impl FileSymbols for ElfSymbols {
             self.close();
             Vec::new()
         })
+    }
+}
+
+impl FileSymbols for ElfSymbols {
+    fn symbols(&mut self, file: &OpenedFile, address: u64) -> Found {
+        let debug = file.separate.as_ref().map_or(DebugFile::Nowhere, |wanted| self.debug_file(file, wanted));
+        let preliminary_until = match debug {
+            DebugFile::Here(debug) => match self.look_up(&debug, address) {
+                // The file itself has names of functions that it exports.
+                symbols if symbols.is_empty() => None,
+                symbols => return Found { symbols, preliminary_until: None },
+            },
+            DebugFile::NotUntil(at) => Some(at),
+            DebugFile::Nowhere => None,
+        };
+        Found { symbols: self.look_up(file, address), preliminary_until }
     }
 }
 

@@ -3,6 +3,7 @@
 //! ```text
 //! process ─ snapshot::Snapshots ─→ space::AddressSpace
 //! frame word ─ space::AddressSpace ─→ (module, address in its file) ─ elf::ElfSymbols ─→ symbols ─ demangle ─→ Frame
+//!                    │                                                    └─ separate, debuginfod: its debug file
 //!                    └─ generated code ─ perf_map::PerfMap ───────────────────────────────────────────────────┘
 //! ```
 //!
@@ -11,11 +12,13 @@
 //!
 //! A [`Symbolizer`] belongs to one thread. Its caches have limits, in `resolver.rs` and `elf.rs`; beyond them entries are dropped and read again.
 
+pub mod debuginfod;
 mod demangle;
 mod elf;
 mod named;
 mod perf_map;
 mod resolver;
+mod separate;
 mod snapshot;
 mod space;
 pub mod variables;
@@ -25,6 +28,7 @@ pub(crate) use demangle::demangle;
 pub use named::{NAMED_MAX, NamedFrames};
 pub use perf_map::{PERF_MAP_BYTES_MAX, PERF_MAP_ENTRIES_MAX, PerfMap};
 pub use resolver::{Counters, Known, Symbolizer};
+pub use separate::Separate;
 pub use snapshot::{KEPT_FILES_MAX, Snapshots, has_perf_map, read_perf_map};
 pub use space::{AddressSpace, Backing, Module, Region};
 

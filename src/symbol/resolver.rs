@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::elf::{ElfSymbols, FileSymbols, OpenedFile, Symbol};
+use super::elf::{ElfSymbols, FileSymbols, Found, OpenedFile, Symbol};
 use super::space::{AddressSpace, Backing, Module, Region};
 use super::vdso;
 use crate::bpf::{FRAME_ADDRESS_MASK, FRAME_EXACT, FRAME_GUESSED, FRAME_JIT, FRAME_KIND_BIT, FRAME_SIGNAL, FrameKind};
@@ -47,6 +48,8 @@ pub struct Known {
     vdso: Option<Arc<Module>>,
     modules: HashMap<ModuleKey, Arc<OpenedModule>>,
     frames: HashMap<(ModuleKey, u64), Arc<[Frame]>>,
+    /// Modules whose frames may have better names from then on.
+    preliminary: HashMap<ModuleKey, Instant>,
     texts: HashMap<Box<str>, Arc<str>>,
     counters: Counters,
 }
@@ -80,6 +83,12 @@ impl Symbolizer<ElfSymbols> {
         Self::with_files(ElfSymbols::default(), known)
     }
 
+    /// A symbolizer with these servers of debug information instead of the process's.
+    #[cfg(test)]
+    pub(super) fn with_debuginfod(debuginfod: Arc<super::debuginfod::Debuginfod>, known: Known) -> Self {
+        Self::with_files(ElfSymbols::with_debuginfod(Some(debuginfod)), known)
+    }
+
     /// Closes all files ([`Symbolizer::close_files`]) and returns the results kept.
     pub fn into_known(mut self) -> Known {
         self.close_files();
@@ -88,13 +97,15 @@ impl Symbolizer<ElfSymbols> {
     }
 
     /// Closes all files, and drops the entries of modules and texts without other references, and of modules whose file could not be opened, which
-    /// are then retried. Other resolved names are kept. For a symbolizer that is kept between uses: the parsed data of a file takes as much
-    /// memory as the file.
+    /// are then retried, and names that were preliminary. Other resolved names are kept. For a symbolizer that is kept between uses: the parsed
+    /// data of a file takes as much memory as the file.
     pub fn close_files(&mut self) {
         self.files.close();
-        let Known { modules, frames, texts, .. } = &mut self.known;
+        let now = Instant::now();
+        let Known { modules, frames, preliminary, texts, .. } = &mut self.known;
         modules.retain(|_, opened| opened.file.is_some() && Arc::strong_count(&opened.module) > 1);
-        frames.retain(|(key, _), _| modules.contains_key(key));
+        frames.retain(|(key, _), _| modules.contains_key(key) && preliminary.get(key).is_none_or(|&until| until > now));
+        preliminary.retain(|key, until| modules.contains_key(key) && *until > now);
         texts.retain(|_, text| Arc::strong_count(text) > 1);
     }
 
@@ -189,10 +200,14 @@ impl<S: FileSymbols> Symbolizer<S> {
         let opened = self.opened(key, module);
         self.known.counters.lookups += 1;
         let address = opened.file.as_ref().and_then(|file| file.address_of(offset));
-        let symbols = match (&opened.file, address) {
+        let Found { symbols, preliminary_until } = match (&opened.file, address) {
             (Some(file), Some(address)) => self.files.symbols(file, address),
-            _ => Vec::new(),
+            _ => Found::default(),
         };
+        if let Some(until) = preliminary_until {
+            let known = self.known.preliminary.entry(key).or_insert(until);
+            *known = until.min(*known);
+        }
         let address = address.unwrap_or(offset);
         let symbols = if symbols.is_empty() {
             self.known.counters.unnamed += 1;
@@ -227,6 +242,7 @@ impl<S: FileSymbols> Symbolizer<S> {
             self.known.counters.cache_resets += 1;
             self.known.frames.clear();
             self.known.modules.clear();
+            self.known.preliminary.clear();
             self.known.texts.clear();
         }
     }
@@ -235,7 +251,9 @@ impl<S: FileSymbols> Symbolizer<S> {
         if let Some(opened) = self.known.modules.get(&key) {
             return opened.clone();
         }
-        let file = OpenedFile::open(&module.open_path, module.file.as_ref());
+        // The vDSO has none noted: all of its symbols are in it.
+        let shown = (!module.build_id.is_empty()).then_some(module.path.as_str());
+        let file = OpenedFile::open(&module.open_path, module.file.as_ref(), shown);
         self.known.counters.unreadable_files += u64::from(file.is_none());
         let build_id: String = module.build_id.iter().map(|byte| format!("{byte:02x}")).collect();
         let opened = Arc::new(OpenedModule {
