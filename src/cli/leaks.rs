@@ -3,11 +3,13 @@
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 
 use super::census::{failed, open, read_from, reading};
+use super::debug_information;
 use super::help::examples;
 use super::record::parse_duration;
 use super::{output, progress};
@@ -152,6 +154,7 @@ impl Stacks {
 fn recorded(pid: u32, comm: &str, plan: Plan, time: Duration) -> anyhow::Result<(ScanResult, Stacks)> {
     let cannot = |error: session::Error| Failed::new(ExitStatus::Unsupported, format!("cannot record process {pid}: {error}"));
     let options = session::Options { source: session::Choice::Functions, ..session::Options::default() };
+    debug_information::look(Some(Arc::default()));
     let mut recorder = Recorder::new(options).map_err(cannot)?;
     recorder.watch(Pid(pid)).map_err(cannot)?;
     while recorder.elapsed() < time && recorder.step(RECORD_STEP) {}
@@ -166,6 +169,7 @@ fn recorded(pid: u32, comm: &str, plan: Plan, time: Duration) -> anyhow::Result<
     })?;
     let seen = seen.map_err(|text| Failed::new(ExitStatus::Target, text))?;
     let (profile, blocks) = recorder.finish_with_blocks().map_err(cannot)?;
+    debug_information::conclude();
     Ok((seen, Stacks { profile, blocks: blocks.into_iter().find(|blocks| blocks.pid == pid) }))
 }
 

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args, ValueEnum};
 
+use super::debug_information;
 use super::frames::Frames;
 use super::help::examples;
 use super::output::{self, say};
 use super::progress::{self, Progress, Said};
-use super::stop::stop_flag;
+use super::stop::stop_flag_or_end_of;
 use crate::bpf::FRAMES_DEEP_MAX;
 use crate::capture;
 use crate::emitter::{Emitter, Finder};
@@ -156,7 +157,9 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     // Before anything is attached, because a recording that cannot be written would be lost.
     output::check_writable(&args.output)?;
-    let stop = stop_flag()?;
+    let waits = Arc::default();
+    let stop = stop_flag_or_end_of(&waits)?;
+    debug_information::look(Some(waits));
     for note in stopped(args) {
         say!("fragprof: {note}");
     }
@@ -263,6 +266,7 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
 
 /// Writes the profile and says what is in it; passes on how the command failed.
 pub(super) fn conclude(profile: Profile, args: &RecordArgs, who: &str, ended: Option<std::process::ExitStatus>) -> anyhow::Result<()> {
+    debug_information::conclude();
     let profile = profile.with_frames(args.frames.into());
     write(&profile, &args.output)?;
     say!("{}", summary(&profile, args));
@@ -358,6 +362,7 @@ fn governed(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     }
     drop(shown);
     let mut profile = governed.finish();
+    debug_information::conclude();
     profile.meta.notes.extend(stopped(args));
     let profile = profile.with_frames(args.frames.into());
     write(&profile, &args.output)?;

@@ -17,15 +17,25 @@ const ONE_REQUEST_MS: u64 = 500;
 /// # Errors
 /// If the handlers cannot be installed.
 pub fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
+    stop_flag_or_end_of(&Arc::default())
+}
+
+/// As [`stop_flag`], but while `waits` is set a signal clears it instead: it ends a wait, and not the command.
+///
+/// # Errors
+/// If the handlers cannot be installed.
+pub fn stop_flag_or_end_of(waits: &Arc<AtomicBool>) -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let first_ms = Arc::new(AtomicU64::new(0));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        let (stop, first_ms) = (Arc::clone(&stop), Arc::clone(&first_ms));
+        let (stop, first_ms, waits) = (Arc::clone(&stop), Arc::clone(&first_ms), Arc::clone(waits));
         let heard = move || {
             let now_ms = monotonic_ms();
             match first_ms.compare_exchange(0, now_ms, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) if waits.swap(false, Ordering::Relaxed) => {}
                 Ok(_) => stop.store(true, Ordering::Relaxed),
                 Err(first_ms) if now_ms.saturating_sub(first_ms) < ONE_REQUEST_MS => {}
+                Err(_) if waits.swap(false, Ordering::Relaxed) => {}
                 // It fails only for signals that have no default.
                 Err(_) => drop(low_level::emulate_default_handler(signal)),
             }

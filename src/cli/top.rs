@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{ArgGroup, Args, ValueEnum};
 
+use super::debug_information;
 use super::frames::Frames;
 use super::help::examples;
 use super::record::{failed, parse_duration};
@@ -134,6 +135,7 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
     } else {
         args.pid.as_slice()
     };
+    debug_information::look(None);
     let mut recorder = Recorder::new(Options::default()).map_err(failed)?;
     for pid in pids {
         recorder.watch(Pid(*pid)).map_err(failed)?;

@@ -16,7 +16,7 @@ use crate::session::Recorder;
 use crate::session::report::placeholder;
 use crate::session::report::view::View;
 use crate::session::tier::exact::Watched;
-use crate::symbol::{AddressSpace, Symbolizer};
+use crate::symbol::{AddressSpace, Symbolizer, debuginfod};
 use crate::units::StackId;
 use crate::unwind::End;
 
@@ -29,6 +29,8 @@ pub struct Collector {
     namer: Namer,
     seen: HashMap<ProcessId, ProcessState>,
     naming_max: Duration,
+    /// Debug files that had been fetched when stacks were last named anew.
+    fetched: u64,
 }
 
 /// State of a process between two samples.
@@ -173,7 +175,7 @@ impl Namer {
 impl Collector {
     /// A collector for a recording, of which these frames are shown. Naming new stacks takes at most `naming_max` per sample; later samples name the rest.
     pub fn new(recorder: Recorder, naming_max: Duration, frames: FrameFilter) -> Self {
-        Self { recorder, namer: Namer { symbolizer: Symbolizer::new(), frames }, seen: HashMap::new(), naming_max }
+        Self { recorder, namer: Namer { symbolizer: Symbolizer::new(), frames }, seen: HashMap::new(), naming_max, fetched: 0 }
     }
 
     /// Drives the recording for up to `wait`. Returns whether any process is left.
@@ -184,7 +186,8 @@ impl Collector {
     /// The present state of everything.
     pub fn sample(&mut self) -> Sample {
         self.recorder.settle();
-        let Self { recorder, namer, seen, naming_max } = self;
+        self.name_anew();
+        let Self { recorder, namer, seen, naming_max, .. } = self;
         let name_until = Instant::now().checked_add(*naming_max);
         let mut processes = Vec::new();
         for look in recorder.views() {
@@ -201,6 +204,18 @@ impl Collector {
         }
         let taken_unix_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
         Sample { taken_unix_ns, elapsed_s: recorder.elapsed().as_secs_f64(), processes, losses: recorder.losses() }
+    }
+}
+
+impl Collector {
+    /// Drops names if debug information was fetched meanwhile, of which they may be without.
+    fn name_anew(&mut self) {
+        let fetched = debuginfod::installed().map_or(0, |debuginfod| debuginfod.counted().fetched);
+        if fetched != self.fetched {
+            self.fetched = fetched;
+            self.namer.symbolizer.close_files();
+            self.seen.values_mut().for_each(|seen| seen.names.clear());
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod children;
+mod debuginfod;
 mod exact;
 mod fallbacks;
 pub(crate) mod life_cycle;
