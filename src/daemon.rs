@@ -14,7 +14,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 
 use crate::agent::collect::{Collector, Command, Heartbeat, start};
-use crate::agent::config::{AttachConfig, Config, ConfigError, CriSocket, GovernedConfig, LeaksConfig, ListeningConfig, ReclaimConfig};
+use crate::agent::config::{
+    AttachConfig, Config, ConfigError, CriSocket, GovernedConfig, LeaksConfig, ListeningConfig, ReclaimConfig, SymbolsConfig,
+};
 use crate::agent::delivery::DeliverySettings;
 use crate::agent::notify::Notifier;
 use crate::agent::push::{Destination, Pusher, Target};
@@ -30,6 +32,7 @@ use crate::store::keeper::{Keeper, Settings};
 use crate::store::read::Reader;
 use crate::store::thin::Limits;
 use crate::store::write::Writer;
+use crate::symbol::debuginfod::{self, Debuginfod, SetupError};
 
 /// Maximum wait for requests in progress and for the census thread at the end.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
@@ -120,6 +123,8 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     };
     let state = Arc::new(ServerState::new(address, sources, token));
     allow_recordings(&state, &config);
+    // Before the first recording names anything.
+    look_for_debug_information(&config.symbols, &state)?;
     let connections_max = config.server.connections_max;
     let serve = |listener, what| Server::start(listener, Arc::clone(&state), connections_max, what).map_err(system("serve"));
     let mut servers = vec![serve(Bound::Tcp(listener), Serves::Everything)?];
@@ -200,6 +205,36 @@ fn pusher(config: &Config, published: &Arc<Published>) -> Result<Option<Pusher>,
         labels: config.push.labels.clone(),
     };
     Pusher::start(target, Arc::clone(published)).map(Some).map_err(system("start the thread that sends profiles"))
+}
+
+/// Lets the recordings look for debug information if there are servers of it.
+fn look_for_debug_information(config: &SymbolsConfig, state: &ServerState) -> Result<(), ConfigError> {
+    let variable = |name| std::env::var(name).ok();
+    let (urls, notes) = config.urls(variable(debuginfod::URLS_VARIABLE).as_deref());
+    notes.iter().for_each(|note| tracing::warn!("{note}"));
+    if urls.is_empty() {
+        return Ok(());
+    }
+    let settings = debuginfod::Settings {
+        urls,
+        authorities: config.authorities()?,
+        cache_directory: config.cache(variable("STATE_DIRECTORY").as_deref()),
+        cache_bytes_max: config.cache_mib_max << 20,
+        patience: None,
+    };
+    match Debuginfod::new(settings) {
+        Ok(debuginfod) => {
+            let debuginfod = Arc::new(debuginfod);
+            state.set_debuginfod(Arc::clone(&debuginfod));
+            debuginfod::install(debuginfod);
+        }
+        Err(SetupError::Server(error)) if config.debuginfod_urls.is_some() => {
+            return Err(ConfigError::Setting { key: "symbols.debuginfod_urls", reason: error.to_string() });
+        }
+        // It is worth less than the agent.
+        Err(error) => tracing::warn!("{error}; files without symbols have no names until the next start"),
+    }
+    Ok(())
 }
 
 fn allow_recordings(state: &ServerState, config: &Config) {

@@ -5,6 +5,7 @@
 mod discovery;
 mod push;
 mod sections;
+mod symbols;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ pub use sections::{
     AttachConfig, BudgetRule, CensusConfig, ContainersConfig, CriSocket, DeliveryConfig, FlightConfig, GovernedConfig, HistoryConfig,
     LeaksConfig, ListeningConfig, MetricsConfig, PerProcess, ProcessRule, ProfileConfig, ReclaimConfig, ServerConfig,
 };
+pub use symbols::SymbolsConfig;
 
 /// The configuration file that is read if none is named.
 pub const DEFAULT_PATH: &str = "/etc/fragprof/agent.toml";
@@ -137,6 +139,8 @@ pub struct Config {
     pub profile: ProfileConfig,
     /// Pushing profiles to a server.
     pub push: PushConfig,
+    /// Names of functions of files without symbols.
+    pub symbols: SymbolsConfig,
     /// Where it is served.
     pub server: ServerConfig,
 }
@@ -201,6 +205,8 @@ impl Config {
         range("push.stacks_max", self.push.stacks_max as u64, 1, 100_000, "from 1 to 100000")?;
         range("push.mib_per_day_max", self.push.mib_per_day_max, 0, 1 << 20, "from 0 to 1048576")?;
         self.push.check()?;
+        range("symbols.cache_mib_max", self.symbols.cache_mib_max, 1, 1 << 20, "from 1 to 1048576")?;
+        self.symbols.check()?;
         range("profile.seconds_max", self.profile.seconds_max, 1, 300, "from 1 to 300")?;
         range("server.connections_max", self.server.connections_max as u64, 1, 4096, "from 1 to 4096")?;
         range("governed.targets_max", self.governed.targets_max as u64, 1, 256, "from 1 to 256")?;
@@ -374,6 +380,15 @@ mod tests {
             ("[delivery]\ndirectory = '/a b'", "delivery.directory"),
             ("[delivery]\ndirectory = 'a'", "delivery.directory"),
             ("[metrics]\nprocesses_max = 100000", "metrics.processes_max"),
+            ("[symbols]\ncache_mib_max = 0", "symbols.cache_mib_max"),
+            ("[symbols]\ncache_directory = 'x'", "symbols.cache_directory"),
+            ("[symbols]\nca_file = 'x'", "symbols.ca_file"),
+            ("[symbols]\ndebuginfod_urls = ['unix:/x']", "symbols.debuginfod_urls"),
+            ("[symbols]\ndebuginfod_urls = ['http://a', 'h:1']", "symbols.debuginfod_urls"),
+            (
+                "[symbols]\ndebuginfod_urls = ['http://a','http://a','http://a','http://a','http://a','http://a','http://a','http://a','http://a']",
+                "symbols.debuginfod_urls",
+            ),
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.starts_with(key), "{text}: {error}");

@@ -36,7 +36,12 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     if args.check {
         Config::load(args.config.as_deref())
             // The push's files too, even if its url is not set yet.
-            .and_then(|config| config.token().and_then(|_| config.push.access()).and_then(|_| Destination::open(&config.push)))
+            .and_then(|config| {
+                config.token()?;
+                config.push.access()?;
+                config.symbols.authorities()?;
+                Destination::open(&config.push)
+            })
             .map_err(AgentError::Config)
             .map_err(|error| failed(&error))?;
         return output::print("the configuration is valid\n");

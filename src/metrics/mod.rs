@@ -4,6 +4,7 @@
 //! with their process, because each exposition is made from the newest snapshot only.
 
 pub mod attach;
+pub mod debuginfod;
 pub mod delivery;
 pub mod family;
 pub mod governed;
@@ -25,6 +26,7 @@ use crate::model::counters::HttpCounters;
 use crate::model::counters::PushCounters;
 use crate::model::snapshot::Snapshot;
 use crate::store::KeeperCounters;
+use crate::symbol::debuginfod::Counted;
 
 /// Content-Type of the exposition (Prometheus text format 0.0.4).
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -38,6 +40,8 @@ pub struct AgentCounters<'a> {
     pub keeper: KeeperCounters,
     /// Counters of profiles pushed to a server.
     pub push: Option<&'a PushCounters>,
+    /// Counters of fetched debug information, if servers are configured.
+    pub debuginfod: Option<Counted>,
 }
 
 /// The whole exposition.
@@ -50,6 +54,7 @@ pub fn exposition(snapshot: &Snapshot, agent: &AgentCounters<'_>, now: Instant) 
     families.extend(own::families(snapshot, &agent.http, in_other, now));
     families.extend(own::history(snapshot, &agent.keeper));
     families.extend(agent.push.map(own::push).into_iter().flatten());
+    families.extend(agent.debuginfod.as_ref().map(debuginfod::families).into_iter().flatten());
     text(families)
 }
 

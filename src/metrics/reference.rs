@@ -141,7 +141,12 @@ fn table() -> String {
         ..Snapshot::empty(now)
     };
     let counters = PushCounters::default();
-    let text = exposition(&snapshot, &AgentCounters { push: Some(&counters), ..AgentCounters::default() }, now).unwrap()
+    let text = exposition(
+        &snapshot,
+        &AgentCounters { push: Some(&counters), debuginfod: Some(Default::default()), ..AgentCounters::default() },
+        now,
+    )
+    .unwrap()
         + &tiers(now, &Known::of(&snapshot));
     let mut rows: BTreeMap<&str, (&str, &str, String)> = BTreeMap::new();
     for line in text.lines() {

@@ -56,6 +56,7 @@ use crate::model::snapshot::Published;
 use crate::session::shared::LazySession;
 use crate::store::keeper::Record;
 use crate::store::{Keeper, KeeperCounters, Reader};
+use crate::symbol::debuginfod::Debuginfod;
 
 /// What handlers share.
 #[derive(Debug)]
@@ -81,6 +82,7 @@ pub struct ServerState {
     recording: tokio::sync::Mutex<()>,
     profile_seconds_max: AtomicU64,
     push: OnceLock<Arc<PushCounters>>,
+    debuginfod: OnceLock<Arc<Debuginfod>>,
     token: RwLock<Option<String>>,
     requests: AtomicU64,
     unauthorized: AtomicU64,
@@ -136,6 +138,7 @@ impl ServerState {
             recording: tokio::sync::Mutex::new(()),
             profile_seconds_max: zero(),
             push: OnceLock::new(),
+            debuginfod: OnceLock::new(),
             token: RwLock::new(token),
             requests: zero(),
             unauthorized: zero(),
@@ -151,6 +154,12 @@ impl ServerState {
     pub fn set_push(&self, counters: Arc<PushCounters>) {
         // An agent has one pusher.
         let _ = self.push.set(counters);
+    }
+
+    /// Adds the counters of fetched debug information to the metrics. Only the first call counts.
+    pub fn set_debuginfod(&self, debuginfod: Arc<Debuginfod>) {
+        // An agent has one.
+        drop(self.debuginfod.set(debuginfod));
     }
 
     /// Allows recordings on request of at most `seconds_max`; 0 = none.
@@ -331,7 +340,12 @@ async fn metrics_page(State(state): State<Arc<ServerState>>) -> Response {
     tiers.extend(metrics::reclaim::families(&lock(&state.reclaim)));
     tiers.extend(metrics::attach::families(&lock(&state.attach)));
     tiers.extend(metrics::delivery::families(&lock(&state.delivery)));
-    let own = metrics::AgentCounters { http: state.counters(), keeper: state.keeper_counters(), push: state.push.get().map(Arc::as_ref) };
+    let own = metrics::AgentCounters {
+        http: state.counters(),
+        keeper: state.keeper_counters(),
+        push: state.push.get().map(Arc::as_ref),
+        debuginfod: state.debuginfod.get().map(|debuginfod| debuginfod.counted()),
+    };
     if snapshot.metrics_processes_max == 0 {
         tiers = tiers.into_iter().map(metrics::family::Family::without_processes).collect();
     }

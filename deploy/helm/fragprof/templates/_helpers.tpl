@@ -45,6 +45,17 @@ it was given and on helm's version, so whole numbers are always written without 
 {{- with .Values.config.delivery }}{{ if .enabled }}{{ .directory | default "/var/lib/fragprof-sampler" }}{{ end }}{{ end -}}
 {{- end }}
 
+{{/*
+Limit in MiB of a volume for fetched debug information, if one is needed: the node has no directory for it. A file that is being fetched
+comes on top of the cache.
+*/}}
+{{- define "fragprof.debuginfodMib" -}}
+{{- $symbols := .Values.config.symbols | default dict -}}
+{{- if and $symbols.debuginfod_urls (not $symbols.cache_directory) (ne .Values.history.kind "hostPath") -}}
+{{ add 256 (int64 ($symbols.cache_mib_max | default 1024)) }}
+{{- end -}}
+{{- end }}
+
 {{/* Where the Secret with the push's token is mounted. */}}
 {{- define "fragprof.secrets" -}}
 /etc/fragprof-secrets
@@ -55,6 +66,9 @@ it was given and on helm's version, so whole numbers are always written without 
 {{- $tables := deepCopy .Values.config }}
 {{- with .Values.push.tokenSecret.name }}
 {{- $_ := set $tables "push" (mergeOverwrite (dict) (get $tables "push" | default dict) (dict "token_file" (printf "%s/%s" (include "fragprof.secrets" $) $.Values.push.tokenSecret.key))) }}
+{{- end }}
+{{- if include "fragprof.debuginfodMib" . }}
+{{- $_ := set $tables "symbols" (mergeOverwrite (dict) (get $tables "symbols") (dict "cache_directory" "/var/cache/fragprof/debuginfod")) }}
 {{- end }}
 {{- range $table := keys $tables | sortAlpha }}
 [{{ $table }}]
@@ -78,8 +92,20 @@ listen = "127.0.0.1:9746"
 metrics_listen = "0.0.0.0:{{ .Values.metricsPort }}"
 {{ end }}
 
+{{/* The port of a URL. */}}
+{{- define "fragprof.urlPort" -}}
+{{ regexFind ":[0-9]+$" (get (urlParse .) "host") | trimPrefix ":" | default (ternary "443" "80" (hasPrefix "https:" .)) }}
+{{- end }}
+
+{{/* The ports of the debuginfod servers, each once, as a list in JSON. */}}
+{{- define "fragprof.debuginfodPorts" -}}
+{{- $ports := list -}}
+{{- range dig "symbols" "debuginfod_urls" list .Values.config }}{{ $ports = append $ports (int (include "fragprof.urlPort" .)) }}{{ end -}}
+{{- if and $ports .Values.networkPolicy.debuginfodPort }}{{ $ports = list (int .Values.networkPolicy.debuginfodPort) }}{{ end -}}
+{{ uniq $ports | toJson }}
+{{- end }}
+
 {{/* The port that profiles are pushed to: of the server's pod, behind a Service's. */}}
 {{- define "fragprof.pushPort" -}}
-{{- $host := get (urlParse .Values.config.push.url) "host" -}}
-{{- if .Values.networkPolicy.pushPort }}{{ .Values.networkPolicy.pushPort }}{{ else }}{{ regexFind ":[0-9]+$" $host | trimPrefix ":" | default (ternary "443" "80" (hasPrefix "https:" .Values.config.push.url)) }}{{ end }}
+{{- if .Values.networkPolicy.pushPort }}{{ .Values.networkPolicy.pushPort }}{{ else }}{{ include "fragprof.urlPort" .Values.config.push.url }}{{ end }}
 {{- end }}
