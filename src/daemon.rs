@@ -220,6 +220,7 @@ fn look_for_debug_information(config: &SymbolsConfig, state: &ServerState) -> Re
         authorities: config.authorities()?,
         cache_directory: config.cache(variable("STATE_DIRECTORY").as_deref()),
         cache_bytes_max: config.cache_mib_max << 20,
+        open_bytes_max: config.open_mib_max << 20,
         patience: None,
     };
     match Debuginfod::new(settings) {

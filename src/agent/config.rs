@@ -206,6 +206,7 @@ impl Config {
         range("push.mib_per_day_max", self.push.mib_per_day_max, 0, 1 << 20, "from 0 to 1048576")?;
         self.push.check()?;
         range("symbols.cache_mib_max", self.symbols.cache_mib_max, 1, 1 << 20, "from 1 to 1048576")?;
+        range("symbols.open_mib_max", self.symbols.open_mib_max, 1, 65536, "from 1 to 65536")?;
         self.symbols.check()?;
         range("profile.seconds_max", self.profile.seconds_max, 1, 300, "from 1 to 300")?;
         range("server.connections_max", self.server.connections_max as u64, 1, 4096, "from 1 to 4096")?;
@@ -381,6 +382,7 @@ mod tests {
             ("[delivery]\ndirectory = 'a'", "delivery.directory"),
             ("[metrics]\nprocesses_max = 100000", "metrics.processes_max"),
             ("[symbols]\ncache_mib_max = 0", "symbols.cache_mib_max"),
+            ("[symbols]\nopen_mib_max = 0", "symbols.open_mib_max"),
             ("[symbols]\ncache_directory = 'x'", "symbols.cache_directory"),
             ("[symbols]\nca_file = 'x'", "symbols.ca_file"),
             ("[symbols]\ndebuginfod_urls = ['unix:/x']", "symbols.debuginfod_urls"),

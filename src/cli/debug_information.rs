@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::output::say;
 use super::progress;
 use crate::sanitize::terminal;
-use crate::symbol::debuginfod::{self, CACHE_MIB_DEFAULT, Debuginfod, Patience, Settings};
+use crate::symbol::debuginfod::{self, CACHE_MIB_DEFAULT, Debuginfod, OPEN_BYTES_DEFAULT, Patience, Settings};
 use crate::units::{HumanBytes, counted};
 
 /// Longest wait for files, in all: a profile with fewer names is worth more than a command that seems to hang.
@@ -28,7 +28,15 @@ pub fn look(waits: Option<Arc<AtomicBool>>) {
         return;
     };
     let patience = waits.map(|waits| Patience { time_max: WAIT_MAX, waits, say: told });
-    match Debuginfod::new(Settings { urls, authorities: None, cache_directory, cache_bytes_max: CACHE_MIB_DEFAULT << 20, patience }) {
+    let settings = Settings {
+        urls,
+        authorities: None,
+        cache_directory,
+        cache_bytes_max: CACHE_MIB_DEFAULT << 20,
+        open_bytes_max: OPEN_BYTES_DEFAULT,
+        patience,
+    };
+    match Debuginfod::new(settings) {
         Ok(debuginfod) => debuginfod::install(Arc::new(debuginfod)),
         Err(error) => say!("fragprof: no debug information is fetched: {}", terminal(&error.to_string())),
     }
@@ -52,6 +60,7 @@ pub fn conclude() {
         (sums.wrong, format!("{} wrong", sums.wrong)),
         (sums.too_large, format!("{} too large", sums.too_large)),
         (sums.failed, format!("{} failed", sums.failed)),
+        (sums.put_off, format!("{} put off for lack of memory", sums.put_off)),
         (sums.waiting, format!("{} given up", sums.waiting)),
     ];
     let parts: Vec<String> = parts.into_iter().filter(|(count, _)| *count > 0).map(|(_, text)| text).collect();

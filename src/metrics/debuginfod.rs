@@ -16,13 +16,13 @@ pub fn families(counted: &Counted) -> Vec<Family> {
         counter("fragprof_debuginfod_cache_hits_total", "Of these, answered from the cache.", counted.cached),
         counter(
             "fragprof_debuginfod_put_off_total",
-            "Of these, put off to a later profile, because 256 files were waiting already.",
+            "Of these, put off to a later profile, because 256 files were waiting already, or the open ones had symbols.open_mib_max.",
             counted.put_off,
         ),
         Family::counter(
             "fragprof_debuginfod_answers_total",
             "Requests to debuginfod servers by result: fetched; not_known (404, not asked again for 10 min); wrong (not an ELF file with symbols and \
-             the build id that was asked for); too_large (256 MiB, or the size of the cache); failed (no answer, or one that could not be stored: \
+             the build id that was asked for); too_large (256 MiB, the size of the cache, or symbols.open_mib_max); failed (no answer, or one that could not be stored: \
              asked again after 1 min).",
         )
         .with_each(

@@ -300,15 +300,16 @@ impl<R: ReadAt> Elf<R> {
         section.is_some_and(|section| section.sh_flags.get(LE).0 & elf::SHF_COMPRESSED.0 != 0)
     }
 
-    /// Bytes that the compressed sections have when they are decompressed, as their headers say; saturates.
+    /// Bytes of the file with its compressed sections decompressed, as their headers say; saturates. A reader of its debug information takes
+    /// memory in proportion to them.
     #[must_use]
-    pub fn decompressed_bytes(&self) -> u64 {
+    pub fn bytes_to_read(&self) -> u64 {
         let compressed = self.sections.iter().filter(|section| section.sh_flags.get(LE).0 & elf::SHF_COMPRESSED.0 != 0);
         let bytes = compressed.map(|section| {
             let header = self.read("a compression header", section.sh_offset.get(LE), size_of::<elf::CompressionHeader64<LE>>() as u64);
             header.ok().and_then(|bytes| pods::<elf::CompressionHeader64<LE>>(&bytes).first().map(|header| header.ch_size.get(LE)))
         });
-        bytes.flatten().fold(0, u64::saturating_add)
+        bytes.flatten().fold(self.length, u64::saturating_add)
     }
 
     /// Virtual address of the section of this name.

@@ -23,7 +23,7 @@ use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{CodeInfo, Input, Symbolized, Symbolizer};
 
 use super::capped;
-use super::debuginfod::{self, Debuginfod, Lookup};
+use super::debuginfod::{self, Debuginfod, Lookup, OPEN_BYTES_DEFAULT};
 use super::demangle::demangle;
 use super::separate::{self, LINK_BYTES_MAX, Separate};
 use crate::process::elf::{Elf as ElfHeaders, Segment};
@@ -77,6 +77,8 @@ pub struct OpenedFile {
     links_are_safe: bool,
     /// What its debug file is looked for by, if it has no symbols.
     separate: Option<Separate>,
+    /// Its bytes, with its sections decompressed.
+    bytes_to_read: u64,
 }
 
 /// The identity of a file; equal for two paths of one file as long as it is not written to.
@@ -107,8 +109,9 @@ impl OpenedFile {
         let elf = ElfHeaders::parse(opened).ok();
         let segments = elf.as_ref().map(|elf| elf.segments().to_vec()).unwrap_or_default();
         let links_are_safe = elf.as_ref().is_none_or(|elf| links_are_safe(elf, &path));
+        let bytes_to_read = elf.as_ref().map_or(id.size_bytes, ElfHeaders::bytes_to_read);
         let separate = elf.zip(shown).and_then(|(elf, shown)| separate::needed(&elf, &path, shown, links_are_safe));
-        Some(Self { path, id, segments, links_are_safe, separate })
+        Some(Self { path, id, segments, links_are_safe, separate, bytes_to_read })
     }
 
     /// The address, in the file's own address space, of a byte of the file's code. `None` = the file loads no such byte.
@@ -160,6 +163,8 @@ pub struct ElfSymbols {
     debuginfod: Option<Arc<Debuginfod>>,
     /// Debug files of files without symbols, once it is known which.
     debug_files: HashMap<FileId, DebugFile>,
+    /// Bytes of those that are open, with their sections decompressed.
+    debug_bytes: u64,
     /// Files that the inner symbolizer holds: path to open, size, and when last used.
     held: HashMap<FileId, Held>,
     held_bytes: u64,
@@ -201,6 +206,7 @@ impl ElfSymbols {
             inner: inner(),
             debuginfod,
             debug_files: HashMap::new(),
+            debug_bytes: 0,
             held: HashMap::new(),
             held_bytes: 0,
             clock: 0,
@@ -213,6 +219,7 @@ impl ElfSymbols {
     pub fn close(&mut self) {
         self.inner = inner();
         self.debug_files.clear();
+        self.debug_bytes = 0;
         self.held.clear();
         self.held_bytes = 0;
     }
@@ -261,14 +268,29 @@ impl ElfSymbols {
             (None, Some(debuginfod)) => debuginfod.find(wanted),
         };
         match found {
-            Lookup::Found(path) => {
-                let opened = OpenedFile::open(&path, None, None).map(Rc::new);
-                self.know(file, opened.map_or(DebugFile::Nowhere, DebugFile::Here))
-            }
+            Lookup::Found(path) => match OpenedFile::open(&path, None, None) {
+                Some(opened) => self.make_room(file, opened),
+                None => self.know(file, DebugFile::Nowhere),
+            },
             Lookup::NotUntil(at) => self.know(file, DebugFile::NotUntil(at)),
             // Kept too, so that all addresses of the file are named alike until the files are closed.
             Lookup::NotYet => self.know(file, DebugFile::NotUntil(Instant::now())),
         }
+    }
+
+    /// Opens a debug file if it and those that are open stay within the limit. Otherwise it has its turn with the next naming, which has the names
+    /// from the others already. Closing one for another would read both again for every other frame.
+    fn make_room(&mut self, file: &OpenedFile, debug: OpenedFile) -> DebugFile {
+        let bytes_max = self.debuginfod.as_ref().map_or(OPEN_BYTES_DEFAULT, |debuginfod| debuginfod.open_bytes_max());
+        let bytes = self.debug_bytes.saturating_add(debug.bytes_to_read);
+        if bytes > bytes_max {
+            if let Some(debuginfod) = &self.debuginfod {
+                debuginfod.put_off();
+            }
+            return self.know(file, DebugFile::NotUntil(Instant::now()));
+        }
+        self.debug_bytes = bytes;
+        self.know(file, DebugFile::Here(Rc::new(debug)))
     }
 
     fn know(&mut self, file: &OpenedFile, debug: DebugFile) -> DebugFile {

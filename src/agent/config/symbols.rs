@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::sections::first_of;
 use super::{ConfigError, read_file};
-use crate::symbol::debuginfod::{self, CACHE_DIRECTORY_DEFAULT, CACHE_MIB_DEFAULT, SERVERS_MAX};
+use crate::symbol::debuginfod::{self, CACHE_DIRECTORY_DEFAULT, CACHE_MIB_DEFAULT, OPEN_MIB_DEFAULT, SERVERS_MAX};
 
 /// Names of functions of files without symbols. Read at the start only.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -20,11 +20,19 @@ pub struct SymbolsConfig {
     pub cache_directory: Option<PathBuf>,
     /// Its limit, MiB.
     pub cache_mib_max: u64,
+    /// Limit of the debug information that is open at a time, MiB with its sections decompressed.
+    pub open_mib_max: u64,
 }
 
 impl Default for SymbolsConfig {
     fn default() -> Self {
-        Self { debuginfod_urls: None, ca_file: None, cache_directory: None, cache_mib_max: CACHE_MIB_DEFAULT }
+        Self {
+            debuginfod_urls: None,
+            ca_file: None,
+            cache_directory: None,
+            cache_mib_max: CACHE_MIB_DEFAULT,
+            open_mib_max: OPEN_MIB_DEFAULT,
+        }
     }
 }
 

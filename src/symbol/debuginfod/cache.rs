@@ -57,6 +57,8 @@ pub(super) struct Cache {
     path: PathBuf,
     directory: File,
     bytes_max: u64,
+    /// Limit of each file with its sections decompressed.
+    pub open_bytes_max: u64,
     /// The file that is being fetched.
     partial: Mutex<Option<String>>,
     /// Bytes of all files, when it was last looked at.
@@ -84,7 +86,7 @@ struct Entry {
 
 impl Cache {
     /// Opens the directory, and creates it for this user alone if it does not exist. A file of more than `bytes_max` bytes is not kept.
-    pub fn open(path: &Path, bytes_max: u64) -> Result<Self, CacheError> {
+    pub fn open(path: &Path, bytes_max: u64, open_bytes_max: u64) -> Result<Self, CacheError> {
         let failed = |source| CacheError::Open { path: path.to_owned(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -98,6 +100,7 @@ impl Cache {
             path: path.to_owned(),
             directory,
             bytes_max,
+            open_bytes_max,
             partial: Mutex::default(),
             bytes: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -124,7 +127,7 @@ impl Cache {
         let unchanged = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         // On a read-only file system nothing is removed either, so the order does not matter.
         let _ = rustix::fs::futimens(&file, &Timestamps { last_access: now, last_modification: unchanged });
-        match file::check(file, build_id) {
+        match file::check(file, build_id, self.open_bytes_max) {
             Ok(()) => Some(self.opened_by(&name)),
             Err(reason) => {
                 tracing::warn!("{} is removed: {reason}", self.path.join(&name).display());
@@ -266,7 +269,7 @@ mod tests {
     fn the_least_recently_used_files_make_space_and_foreign_files_stay() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("cache");
-        let cache = Cache::open(&path, 1000).unwrap();
+        let cache = Cache::open(&path, 1000, u64::MAX).unwrap();
         (1..=4).for_each(|byte| put(&path, &id(byte), 240, 1000 + u64::from(byte)));
         let hex = id(9).to_string();
         let foreign =
@@ -291,7 +294,7 @@ mod tests {
         let stripped = Stripped::build(place.path());
         let path = place.path().join("cache");
         let bytes = stripped.debug.len();
-        let cache = Cache::open(&path, 3 * bytes as u64).unwrap();
+        let cache = Cache::open(&path, 3 * bytes as u64, u64::MAX).unwrap();
         std::fs::write(path.join(complete(&stripped.build_id)), &stripped.debug).unwrap();
         let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
         let file = File::options().write(true).open(path.join(complete(&stripped.build_id))).unwrap();
@@ -312,7 +315,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let stripped = Stripped::build(place.path());
         let path = place.path().join("cache");
-        let cache = Cache::open(&path, 1 << 20).unwrap();
+        let cache = Cache::open(&path, 1 << 20, u64::MAX).unwrap();
         let name = path.join(complete(&stripped.build_id));
         let victim = place.path().join("victim");
         std::fs::write(&victim, &stripped.debug).unwrap();
@@ -335,24 +338,24 @@ mod tests {
     fn a_directory_of_others_or_behind_a_link_is_refused_and_an_own_one_is_private() {
         let place = tempfile::tempdir().unwrap();
         let own = place.path().join("a/b");
-        drop(Cache::open(&own, 1).unwrap());
+        drop(Cache::open(&own, 1, u64::MAX).unwrap());
         assert_eq!(own.metadata().unwrap().mode() & 0o7777, 0o700);
         let link = place.path().join("link");
         symlink(&own, &link).unwrap();
-        assert!(matches!(Cache::open(&link, 1), Err(CacheError::Open { .. })));
+        assert!(matches!(Cache::open(&link, 1, u64::MAX), Err(CacheError::Open { .. })));
         std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o770)).unwrap();
-        let error = Cache::open(&own, 1).unwrap_err();
+        let error = Cache::open(&own, 1, u64::MAX).unwrap_err();
         assert!(matches!(error, CacheError::OfOthers { mode: 0o770, .. }), "{error}");
         let file = place.path().join("file");
         std::fs::write(&file, "").unwrap();
-        assert!(matches!(Cache::open(&file, 1), Err(CacheError::Open { .. })));
+        assert!(matches!(Cache::open(&file, 1, u64::MAX), Err(CacheError::Open { .. })));
     }
 
     #[test]
     fn an_incomplete_file_is_removed_with_its_download_by_the_end_and_after_an_hour() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("cache");
-        let cache = Cache::open(&path, 1000).unwrap();
+        let cache = Cache::open(&path, 1000, u64::MAX).unwrap();
         drop(cache.create(&id(1)).unwrap());
         assert_eq!(names_in(&path), Vec::<String>::new());
         let partial = cache.create(&id(1)).unwrap();
@@ -364,7 +367,7 @@ mod tests {
             let used = SystemTime::now() - Duration::from_secs(age_s);
             file.set_times(std::fs::FileTimes::new().set_accessed(used).set_modified(used)).unwrap();
         }
-        drop(Cache::open(&path, 1000).unwrap());
+        drop(Cache::open(&path, 1000, u64::MAX).unwrap());
         assert_eq!(names_in(&path), [format!("{}.part-1-2", complete(&id(1)))]);
     }
 }

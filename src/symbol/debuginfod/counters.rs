@@ -25,7 +25,7 @@ pub(super) struct Counters {
     pub failed: AtomicU64,
     /// Bytes received.
     pub bytes: AtomicU64,
-    /// Look-ups put off: the queue was full.
+    /// Look-ups put off to the next naming: the queue was full, or the debug files that were open had all the memory that they may have.
     pub put_off: AtomicU64,
     /// Files that wait or are being fetched now.
     pub waiting: AtomicU64,

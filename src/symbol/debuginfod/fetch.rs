@@ -76,8 +76,8 @@ impl DebugServer {
         let fetched = self.server.download(&format!("/buildid/{build_id}/debuginfo"), &mut partial.file, bytes_max, self.time_max);
         let bytes = partial.file.metadata().map_or(0, |meta| meta.len());
         let kept = || -> Result<(), Answer> {
-            file::check(partial.file.try_clone().map_err(local)?, build_id).map_err(|unfit| match unfit {
-                Unfit::TooLarge(_) => Answer::TooLarge(unfit.to_string()),
+            file::check(partial.file.try_clone().map_err(local)?, build_id, cache.open_bytes_max).map_err(|unfit| match unfit {
+                Unfit::TooLarge { .. } => Answer::TooLarge(unfit.to_string()),
                 _ => Answer::Wrong(unfit.to_string()),
             })?;
             cache.keep(&partial, build_id).map_err(local)

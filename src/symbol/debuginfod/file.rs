@@ -6,10 +6,6 @@ use thiserror::Error;
 
 use crate::process::elf::{BuildId, Elf, ElfError};
 
-/// Most bytes of a file's sections when they are decompressed, by their own headers: the reader reserves that much memory for them. DWARF
-/// compresses to a third or a half, so that honest files of at most [`FILE_BYTES_MAX`](super::FILE_BYTES_MAX) stay below.
-const DECOMPRESSED_BYTES_MAX: u64 = 1 << 30;
-
 /// Why a file is not the debug file that was asked for.
 #[derive(Debug, Error)]
 pub(super) enum Unfit {
@@ -26,12 +22,13 @@ pub(super) enum Unfit {
     #[error("it has neither a symbol table nor debug information")]
     NoSymbols,
     /// Its sections would take too much memory.
-    #[error("its sections have {0} bytes when they are decompressed, more than {DECOMPRESSED_BYTES_MAX}")]
-    TooLarge(u64),
+    #[error("it has {bytes} bytes when its sections are decompressed, more than {bytes_max}")]
+    TooLarge { bytes: u64, bytes_max: u64 },
 }
 
-/// Checks that a file has symbols, and the build id that was asked for.
-pub(super) fn check(file: File, build_id: &BuildId) -> Result<(), Unfit> {
+/// Checks that a file has symbols, the build id that was asked for, and at most `bytes_max` bytes when its sections are decompressed: by their
+/// own headers, for which the reader reserves memory.
+pub(super) fn check(file: File, build_id: &BuildId, bytes_max: u64) -> Result<(), Unfit> {
     let elf = Elf::parse(file)?;
     match elf.build_id_of_section().or_else(|| elf.build_id()) {
         Some(found) if found == *build_id => {}
@@ -42,8 +39,8 @@ pub(super) fn check(file: File, build_id: &BuildId) -> Result<(), Unfit> {
     if !symbols.into_iter().any(|section| elf.has_section(section)) {
         return Err(Unfit::NoSymbols);
     }
-    match elf.decompressed_bytes() {
-        bytes if bytes > DECOMPRESSED_BYTES_MAX => Err(Unfit::TooLarge(bytes)),
+    match elf.bytes_to_read() {
+        bytes if bytes > bytes_max => Err(Unfit::TooLarge { bytes, bytes_max }),
         _ => Ok(()),
     }
 }

@@ -10,6 +10,9 @@ use crate::client::Address;
 pub const URLS_VARIABLE: &str = "DEBUGINFOD_URLS";
 /// Limit of the cache, MiB.
 pub const CACHE_MIB_DEFAULT: u64 = 1024;
+/// Limit of the agent's debug files that are open at a time, MiB with their sections decompressed: they take up to 190 MiB of the 512 that its
+/// service and its pod have.
+pub const OPEN_MIB_DEFAULT: u64 = 128;
 /// The agent's cache, if it has no state directory.
 pub const CACHE_DIRECTORY_DEFAULT: &str = "/var/cache/fragprof/debuginfod";
 

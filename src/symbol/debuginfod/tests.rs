@@ -24,8 +24,18 @@ fn debuginfod(directory: &Path, servers: &[&FakeServer]) -> Debuginfod {
 }
 
 fn with(directory: &Path, servers: &[&FakeServer], cache_bytes_max: u64, patience: Option<Patience>) -> Debuginfod {
-    let urls = servers.iter().map(|server| server.url.clone()).collect();
-    Debuginfod::new(Settings { urls, authorities: None, cache_directory: directory.join("cache"), cache_bytes_max, patience }).unwrap()
+    Debuginfod::new(Settings { cache_bytes_max, patience, ..settings(directory, servers) }).unwrap()
+}
+
+fn settings(directory: &Path, servers: &[&FakeServer]) -> Settings {
+    Settings {
+        urls: servers.iter().map(|server| server.url.clone()).collect(),
+        authorities: None,
+        cache_directory: directory.join("cache"),
+        cache_bytes_max: FILE_BYTES_MAX * 2,
+        open_bytes_max: OPEN_BYTES_DEFAULT,
+        patience: None,
+    }
 }
 
 fn wanted(build_id: &BuildId) -> Separate {
@@ -217,8 +227,7 @@ fn a_file_is_fetched_over_tls_with_the_given_authority() {
     for (authorities, is_fetched) in [(authority.certificate, 1), (Authority::new().certificate, 0)] {
         let cache_directory = place.path().join(format!("cache{is_fetched}"));
         let urls = vec![format!("https://localhost:{port}/prefix")];
-        let settings =
-            Settings { urls, authorities: Some(authorities.into_bytes()), cache_directory, cache_bytes_max: 1 << 20, patience: None };
+        let settings = Settings { urls, authorities: Some(authorities.into_bytes()), cache_directory, ..settings(place.path(), &[]) };
         let debuginfod = Debuginfod::new(settings).unwrap();
         debuginfod.find(&wanted(&stripped.build_id));
         let counted = settled(&debuginfod);
@@ -366,6 +375,36 @@ fn names_of_a_file_that_no_server_has_are_kept_until_it_is_asked_for_again() {
         known = symbolizer.into_known();
     }
     assert_eq!((lookups, server.asked()), (vec![1, 2, 2, 2], 1));
+}
+
+#[test]
+fn debug_files_that_do_not_fit_into_memory_together_have_their_turn_one_after_the_other() {
+    let place = tempfile::tempdir().unwrap();
+    let programs = ["one", "two"].map(|name| Stripped::build_with(place.path(), name, &[]));
+    let bodies: Vec<(String, Vec<u8>)> = programs.iter().map(|program| (program.build_id.to_string(), found(&program.debug))).collect();
+    let server = FakeServer::start(move |path, stream| {
+        let (_, body) = bodies.iter().find(|(id, _)| path.contains(id)).unwrap();
+        let _ = stream.write_all(body);
+    });
+    let larger = programs.iter().map(|program| program.debug.len() as u64).max().unwrap();
+    let of = |open_bytes_max| Arc::new(Debuginfod::new(Settings { open_bytes_max, ..settings(place.path(), &[&server]) }).unwrap());
+    // One that would not even fit alone is not used.
+    let tight = of(larger / 2);
+    tight.find(&wanted(&programs[0].build_id));
+    assert_eq!((settled(&tight).too_large, names_in(&place.path().join("cache"))), (1, Vec::new()));
+    let debuginfod = of(larger + larger / 2);
+    programs.iter().for_each(|program| drop(debuginfod.find(&wanted(&program.build_id))));
+    assert_eq!(settled(&debuginfod).fetched, 2);
+    let spaces = programs.each_ref().map(|program| mapped(&program.path, &program.build_id));
+    let addresses = programs.each_ref().map(|program| address_of(&program.whole, "hidden_take") + 4);
+    let mut known = crate::symbol::Known::default();
+    let mut rounds = Vec::new();
+    for _ in 0..3 {
+        let mut symbolizer = Symbolizer::with_debuginfod(Arc::clone(&debuginfod), known);
+        rounds.push([0, 1].map(|at| named(&mut symbolizer, &spaces[at], addresses[at]).0 == "hidden_take"));
+        known = symbolizer.into_known();
+    }
+    assert_eq!((rounds, debuginfod.counted().put_off), (vec![[true, false], [true, true], [true, true]], 1));
 }
 
 #[test]
