@@ -14,7 +14,11 @@ for builder in podman buildah; do
 done
 command -v "$builder" >/dev/null || { echo "neither podman nor buildah is installed; docker needs its own buildx for two architectures" >&2; exit 1; }
 "$builder" "${options[@]}" manifest rm "$name" 2>/dev/null || "$builder" "${options[@]}" rmi "$name" 2>/dev/null || true
-add() { BUILDER=$builder MANIFEST=1 scripts/build-image.sh "$2" "$name" --platform "$1" "${options[@]}"; }
-add linux/amd64 "$2"
-add linux/arm64 "$3"
+# Adds a program, which must be for this machine (readelf's name of it), as the image of a platform.
+add() {
+	LC_ALL=C readelf -h "$3" | grep -q "Machine:.*$2" || { echo "$3 is not a program for $1" >&2; exit 1; }
+	BUILDER=$builder MANIFEST=1 scripts/build-image.sh "$3" "$name" --platform "$1" "${options[@]}"
+}
+add linux/amd64 X86-64 "$2"
+add linux/arm64 AArch64 "$3"
 "$builder" "${options[@]}" manifest inspect "$name"

@@ -60,7 +60,7 @@ pub fn conclude() {
         (sums.wrong, format!("{} wrong", sums.wrong)),
         (sums.too_large, format!("{} too large", sums.too_large)),
         (sums.failed, format!("{} failed", sums.failed)),
-        (sums.put_off, format!("{} put off for lack of memory", sums.put_off)),
+        (sums.put_off, format!("{} put off", sums.put_off)),
         (sums.waiting, format!("{} given up", sums.waiting)),
     ];
     let parts: Vec<String> = parts.into_iter().filter(|(count, _)| *count > 0).map(|(_, text)| text).collect();

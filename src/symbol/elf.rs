@@ -282,6 +282,12 @@ impl ElfSymbols {
     /// from the others already. Closing one for another would read both again for every other frame.
     fn make_room(&mut self, file: &OpenedFile, debug: OpenedFile) -> DebugFile {
         let bytes_max = self.debuginfod.as_ref().map_or(OPEN_BYTES_DEFAULT, |debuginfod| debuginfod.open_bytes_max());
+        // An installed one, because the cache has none like it. It would be put off each time.
+        if debug.bytes_to_read > bytes_max {
+            let (path, bytes) = (debug.path.display(), debug.bytes_to_read);
+            tracing::debug!("{path} is not read: it has {bytes} bytes, more than {bytes_max}");
+            return self.know(file, DebugFile::Nowhere);
+        }
         let bytes = self.debug_bytes.saturating_add(debug.bytes_to_read);
         if bytes > bytes_max {
             if let Some(debuginfod) = &self.debuginfod {

@@ -43,8 +43,9 @@ use super::Separate;
 pub const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Limit of a command's debug files that are open at a time, with their sections decompressed; see [`Settings::open_bytes_max`].
 pub const OPEN_BYTES_DEFAULT: u64 = 1 << 30;
-/// Most servers; further ones are ignored.
+/// Most servers; further ones are not asked.
 pub const SERVERS_MAX: usize = 8;
+
 /// Why a server is not used.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 pub enum ServerError {

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use super::ServerError;
+use super::{SERVERS_MAX, ServerError};
 use crate::client::Address;
 
 /// Addresses of servers, separated by blanks (debuginfod(8)).
@@ -32,6 +32,8 @@ pub fn words(text: &str) -> (Vec<String>, Vec<String>) {
             notes.push(format!("{URLS_VARIABLE}: {error}"));
         } else if needs_signature {
             notes.push(format!("{URLS_VARIABLE}: {word} is not used: signatures, which {ENFORCING} requires, are not checked"));
+        } else if urls.len() >= SERVERS_MAX {
+            notes.push(format!("{URLS_VARIABLE}: {word} is not used: at most {SERVERS_MAX} servers are asked"));
         } else {
             urls.push(word.to_owned());
         }
