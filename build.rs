@@ -55,7 +55,7 @@ fn main() -> Result<()> {
     println!("cargo::rerun-if-changed={SAMPLER}");
     link_preload("libfragprof_sampler.so", &SAMPLER_SOURCES, &[])?;
     link_preload("libfragprof_sampler_jemalloc.so", &SAMPLER_SOURCES, &["-DFRAGPROF_ALLOCX", "allocx.c"])?;
-    link_preload("libfragprof_attached.so", &SAMPLER_SOURCES, &[&ATTACHED[..], &["attached_sampler.c", "thread.c"]].concat())?;
+    link_preload("libfragprof_attached.so", &SAMPLER_SOURCES, &[&ATTACHED[..], &["attached_sampler.c", "memory.c", "thread.c"]].concat())?;
     // Frame pointers: by them it finds the registers of its callers (walk.h).
     let recorder = ["-DFRAGPROF_RECORDER", "-fno-omit-frame-pointer"];
     link_preload("libfragprof_recorder.so", &RECORDER_SOURCES, &recorder)?;
