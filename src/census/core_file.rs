@@ -11,6 +11,7 @@ use std::path::Path;
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word16_at, word32_at};
 use super::threads::{THREADS_MAX, ThreadState};
 use crate::heap::residency::{PAGE_BYTES, PageRun, PageRuns, PageState, page_down, page_up};
+use crate::machine::Machine;
 use crate::process::maps::{Device, Permissions};
 use crate::process::{Backing, Mapping, Maps};
 use crate::units::{Addr, FileOffset};
@@ -58,7 +59,7 @@ impl CoreFile {
     /// Opens a core file and reads its headers.
     ///
     /// # Errors
-    /// If it is not a 64-bit x86-64 ELF core file.
+    /// If it is not an ELF core file of x86-64 or arm64.
     pub fn open(path: &Path) -> Result<Self, MemoryError> {
         let name = path.display().to_string();
         let wrong = |reason: &str| MemoryError::Core { path: name.clone(), reason: reason.to_owned() };
@@ -69,9 +70,8 @@ impl CoreFile {
             return Err(wrong("it is not an ELF file"));
         }
         let (kind, machine) = (word16_at(&header, 16), word16_at(&header, 18));
-        if header.get(4..6) != Some(&[2, 1]) || machine != 62 {
-            return Err(wrong("it is not from a 64-bit x86 process"));
-        }
+        let machine = Machine::from_elf(machine).filter(|_| header.get(4..6) == Some(&[2, 1]));
+        let machine = machine.ok_or_else(|| wrong("it is not from an x86-64 or arm64 process"))?;
         if kind != 4 {
             return Err(wrong("it is an ELF file, but not a core"));
         }
@@ -100,7 +100,7 @@ impl CoreFile {
             };
             match word32_at(header, 0) {
                 PT_LOAD if is_user_address(segment.start) && segment.end > segment.start => core.segments.push(segment),
-                PT_NOTE => core.read_notes(&segment, &mut named),
+                PT_NOTE => core.read_notes(machine, &segment, &mut named),
                 _ => {}
             }
         }
@@ -124,7 +124,7 @@ impl CoreFile {
         &self.comm
     }
 
-    fn read_notes(&mut self, segment: &Segment, named: &mut Vec<(Range<u64>, u64, String)>) {
+    fn read_notes(&mut self, machine: Machine, segment: &Segment, named: &mut Vec<(Range<u64>, u64, String)>) {
         let mut notes = vec![0u8; usize::try_from(segment.file_bytes.min(NOTES_BYTES_MAX)).unwrap_or(0)];
         let got = read_some(&self.file, segment.offset, &mut notes);
         notes.truncate(got);
@@ -142,7 +142,7 @@ impl CoreFile {
                     let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
                     self.comm = String::from_utf8_lossy(name.get(..end).unwrap_or_default()).into_owned();
                 }
-                NT_PRSTATUS if self.threads.len() < THREADS_MAX => self.threads.push(thread(content)),
+                NT_PRSTATUS if self.threads.len() < THREADS_MAX => self.threads.push(thread(machine, content)),
                 NT_FILE => read_files(content, named),
                 _ => {}
             }
@@ -156,11 +156,16 @@ impl CoreFile {
     }
 }
 
-/// struct elf_prstatus: pr_pid at 32, pr_reg at 112, a user_regs_struct: r15 to rdi, orig_rax, rip, cs, eflags, rsp.
-fn thread(content: &[u8]) -> ThreadState {
+/// struct elf_prstatus: pr_pid at 32, pr_reg at 112. That is of x86-64 r15 to rdi, orig_rax, rip, cs, eflags, rsp; of arm64 x0 to x30, sp,
+/// pc, pstate (struct user_pt_regs).
+fn thread(machine: Machine, content: &[u8]) -> ThreadState {
     let register = |number: usize| word_at(content, 112 + 8 * number);
-    let general = (0..15).map(register).filter(|&word| is_user_address(word)).collect();
-    let stack_pointer = Some(register(19)).filter(|&word| is_user_address(word));
+    let (general, stack_pointer) = match machine {
+        Machine::X86_64 => (0..15, 19),
+        Machine::Aarch64 => (0..31, 31),
+    };
+    let general = general.map(register).filter(|&word| is_user_address(word)).collect();
+    let stack_pointer = Some(register(stack_pointer)).filter(|&word| is_user_address(word));
     ThreadState { tid: word32_at(content, 32), comm: String::new(), stack_pointer, program_counter: None, registers: general }
 }
 

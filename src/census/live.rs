@@ -14,7 +14,6 @@ use super::memory::{Memory, MemoryError, Piece};
 use super::not_malloc::{ResidentMapping, parse_smaps};
 use super::threads::{self, ThreadState};
 use crate::heap::residency::{PageRuns, page_down};
-use crate::machine::Machine;
 use crate::process::{Maps, Process};
 
 /// Pieces of one process_vm_readv call; the kernel takes at most IOV_MAX = 1024.
@@ -53,9 +52,6 @@ impl LiveMemory {
     /// # Errors
     /// If the permission is missing, or the process has ended.
     pub fn open(process: Process) -> Result<Self, MemoryError> {
-        if Machine::HOST != Machine::X86_64 {
-            return Err(MemoryError::Machine);
-        }
         let pid = process.pid().0;
         let pages = KernelPages::open(process.directory()).map_err(|source| refused("the page map", pid, source))?;
         let raw = libc::pid_t::try_from(pid).map_err(|_| MemoryError::Gone { pid })?;

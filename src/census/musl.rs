@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::account::{HeapAccount, Level, Sums, occupancy_of};
 use super::chunks::{ChunkState, ChunkTable};
 use super::layout_cache::ByBuildId;
-use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
+use super::memory::{Memory, MemoryError, USER_END, is_user_address, word_at, word32_at};
 use super::objects::Objects;
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
@@ -236,7 +236,7 @@ fn group(meta: &[u8]) -> Result<Option<Group>, ()> {
     let stride = if pages > 0 && last == 0 { pages.checked_mul(PAGE_BYTES).ok_or(())? - UNIT } else { stride };
     let slots = last + 1;
     let size = if pages > 0 { pages.checked_mul(PAGE_BYTES).ok_or(())? } else { UNIT + stride * slots };
-    let end = mem.checked_add(size).filter(|&end| end < 1 << 47).ok_or(())?;
+    let end = mem.checked_add(size).filter(|&end| end < USER_END).ok_or(())?;
     if mem % UNIT != 0 || !is_user_address(mem) || UNIT + stride * slots > size {
         return Err(());
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::account::HeapAccount;
 use super::chunks::{ChunkState, ChunkTable};
-use super::memory::{Memory, MemoryError, is_user_address, word_at, word32_at};
+use super::memory::{Memory, MemoryError, USER_END, is_user_address, word_at, word32_at};
 use super::objects::{Objects, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
@@ -96,7 +96,7 @@ fn take(
             return;
         };
         let (start, length, bits) = (word_at(bytes, 0), word_at(bytes, 8), word32_at(bytes, 40));
-        if length == 0 || length >= SPAN_PAGES_MAX || start >= 1 << (47 - SHAPE.page_bits) {
+        if length == 0 || length >= SPAN_PAGES_MAX || start >= USER_END >> SHAPE.page_bits {
             return;
         }
         let range = start << SHAPE.page_bits..(start + length) << SHAPE.page_bits;

@@ -133,7 +133,7 @@ pub fn read_from<T>(
 #[must_use]
 pub fn failed(error: MemoryError) -> Failed {
     let status = match &error {
-        MemoryError::Machine | MemoryError::Refused { .. } | MemoryError::Target(ProcessError::Denied { .. }) => ExitStatus::Unsupported,
+        MemoryError::Refused { .. } | MemoryError::Target(ProcessError::Denied { .. }) => ExitStatus::Unsupported,
         MemoryError::Core { .. } => ExitStatus::Usage,
         _ => ExitStatus::Target,
     };

@@ -6,17 +6,18 @@
 //! packed, then distributed again in the same order), so that growing needs no second table.
 //!
 //! ```text
-//! slot:  key   = addr >> 3 (44 bits) | stack id (20 bits)      key 0 = empty
+//! slot:  key   = addr >> shift (44 bits) | stack id (20 bits)      key 0 = empty
 //!        value = size (24 bits)      | birth tick (40 bits)
 //! ```
 //!
 //! Memory: 16 bytes per slot, loaded to at most 3/4 and, after growing by 4/3, to at least 9/16; shrunk when less than half full. So
-//! 21 to 29 bytes per live block while the heap grows, at most 32 after it shrank. Blocks that do not fit a slot (address above 2^47 or
-//! not a multiple of 8, 16 MiB and more) go to a hash map; the largest share they can have of a heap is one in 16 MiB.
+//! 21 to 29 bytes per live block while the heap grows, at most 32 after it shrank. Blocks that do not fit a slot (16 MiB and more, addresses
+//! above the machine's user space or not a multiple of `1 << shift`) go to a hash map.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
+use crate::machine::Machine;
 use crate::units::{Addr, StackId};
 
 /// One outstanding block.
@@ -41,8 +42,10 @@ const STACK_MASK: u64 = (1 << STACK_ID_BITS) - 1;
 const BIRTH_MASK: u64 = (1 << BIRTH_BITS) - 1;
 /// Sizes in a slot are below this; user addresses of ordinary processes are below `ADDR_LIMIT`.
 const SIZE_LIMIT: u64 = 1 << (64 - BIRTH_BITS);
-const ADDR_LIMIT: u64 = 1 << 47;
-const ADDR_SHIFT: u32 = 3;
+const ADDR_LIMIT: u64 = Machine::HOST.user_end().next_power_of_two();
+/// 44 bits of an address remain: on x86-64 of any block; on arm64, with one bit more, of those at multiples of 16, which all of glibc's and
+/// musl's are.
+const ADDR_SHIFT: u32 = ADDR_LIMIT.trailing_zeros() - (64 - STACK_ID_BITS);
 
 /// Homes of the smallest table: 16 KiB, so that a ledger of an idle process costs little.
 const CAPACITY_MIN: usize = 1024;

@@ -1,10 +1,10 @@
-//! glibc's heap structures on x86-64, found by their shape. Pure: works on bytes that were already read.
+//! glibc's heap structures on machines with 64 bits, found by their shape. Pure: works on bytes that were already read.
 //!
 //! `struct malloc_state` (malloc/malloc.c): mutex, flags, [have_fastchunks, fastbinsY], top, last_remainder, bins[254], binmap[4], next,
 //! next_free, attached_threads, system_mem, max_system_mem. From one release to another only the distance from its start to `bins`
 //! changes, so that distance is found and the rest follows.
 
-use super::super::memory::{is_user_address, word_at, word32_at};
+use super::super::memory::{USER_END, is_user_address, word_at, word32_at};
 
 /// Pairs of list heads in `bins`: NBINS − 1.
 pub const BINS: usize = 127;
@@ -256,7 +256,7 @@ impl MallocPar {
             && fixed <= 1
             && par.mmapped_allocations <= mmaps_max
             && mmapped_max >= par.mmapped_bytes
-            && mmapped_max < 1 << 47
+            && mmapped_max < USER_END
             && par.mmapped_bytes & 15 == 0
             && u64::from(mmaps_max).saturating_mul(4096) <= mmapped_max
             && (par.mmapped_allocations == 0 || par.mmapped_bytes >= 4096)

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use super::super::layout_cache::ByBuildId;
-use super::super::memory::{Memory, word_at};
+use super::super::memory::{Memory, USER_END, word_at};
 use super::super::objects::{Data, ObjectData, ObjectRef, Objects};
 use super::layout::{
     Arena, BINS, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES, TOP_BEFORE_BINS,
@@ -228,8 +228,8 @@ fn has_arena_around(data: &[u8], at: usize) -> bool {
         && is_link(word_at(data, after))
         && is_link_or_none(after + 8)
         && word_at(data, after + 16) <= ATTACHED_THREADS_MAX
-        && word_at(data, after + 24) < 1 << 47
-        && word_at(data, after + 32) < 1 << 47
+        && word_at(data, after + 24) < USER_END
+        && word_at(data, after + 32) < USER_END
 }
 
 /// Whether enough bins are empty or confirmed: bk of the first chunk and fd of the last one point to the bin's head.

@@ -110,7 +110,11 @@ fn children(pid: u32) -> Vec<u32> {
 /// Waits until a process pauses, whose account then holds.
 fn wait_for_pause(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(60);
+    #[cfg(target_arch = "x86_64")]
     let pause = format!("{} ", libc::SYS_pause);
+    // arm64 has no system call of that name.
+    #[cfg(not(target_arch = "x86_64"))]
+    let pause = format!("{} ", libc::SYS_ppoll);
     while !std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|text| text.starts_with(&pause)) {
         assert!(Instant::now() < deadline, "process {pid} does not pause");
         std::thread::sleep(Duration::from_millis(5));
