@@ -176,7 +176,10 @@ static void answer_allocator(void) {
             ctl(names[i], &value, &n, NULL, 0);
             printf(",\"%s\":%zu", names[i] + 6, value);
         }
-        // Of all arenas together (MALLCTL_ARENAS_ALL), in pages; and the times of the first.
+        // Of all arenas together (MALLCTL_ARENAS_ALL), from pages to bytes; and the times of the first.
+        size_t page = 0;
+        n = sizeof page;
+        ctl("arenas.page", &page, &n, NULL, 0);
         const char *pages[] = {"stats.arenas.4096.pdirty", "stats.arenas.4096.pmuzzy"};
         const char *times[] = {"arena.0.dirty_decay_ms", "arena.0.muzzy_decay_ms"};
         for (int i = 0; i < 2; i++) {
@@ -185,7 +188,7 @@ static void answer_allocator(void) {
             n = sizeof value;
             ctl(pages[i], &value, &n, NULL, 0);
             ctl(times[i], &time, &n, NULL, 0);
-            printf(",\"%s\":%zu,\"%s\":%zd", pages[i] + 18, value, times[i] + 8, time);
+            printf(",\"%s\":%zu,\"%s\":%zd", pages[i] + 18, value * page, times[i] + 8, time);
         }
     } else if (property) {
         const char *names[] = {"generic.current_allocated_bytes", "generic.heap_size", "tcmalloc.current_total_thread_cache_bytes", "tcmalloc.central_cache_free_bytes",

@@ -1,22 +1,23 @@
 //! mimalloc against what it visits itself (`mi_heap_visit_blocks`), and against the program's list of blocks.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use fragprof::census::{HeapAccount, Level, Taken};
 use serde_json::Value;
 
 use super::target::{Target, build};
+use crate::support::build::LIB_DIR;
 
 /// Every library of the family that is read: the distribution's, and those in `FRAGPROF_TEST_MIMALLOC`, a list of files.
 fn libraries() -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = std::env::var_os("FRAGPROF_TEST_MIMALLOC").iter().flat_map(std::env::split_paths).collect();
-    all.push("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2".into());
+    all.push(Path::new(LIB_DIR).join("libmimalloc.so.2"));
     assert!(all.iter().all(|path| path.exists()), "{all:?}: install libmimalloc2.0");
     all
 }
 
-fn start(library: &std::path::Path) -> Target {
+fn start(library: &Path) -> Target {
     let mut command = Command::new(build("mimalloc.c", "cc", &["-lpthread", "-ldl"]));
     Target::start_on_small_pages(command.env("LD_PRELOAD", library))
 }

@@ -8,12 +8,12 @@ use fragprof::census::{ChunkState, HeapAccount, Level, Memory, Taken};
 use serde_json::Value;
 
 use super::target::{Target, build};
+use crate::support::build::LIB_DIR;
 
 const SLOTS: usize = 400_000;
 
 fn preloaded(library: &str) -> Command {
-    let directory = "/usr/lib/x86_64-linux-gnu";
-    let path = format!("{directory}/{library}");
+    let path = format!("{LIB_DIR}/{library}");
     assert!(std::path::Path::new(&path).exists(), "{path} is missing: install libjemalloc2 and libtcmalloc-minimal4");
     let mut command = Command::new(build("heaps.c", "cc", &["-lpthread", "-ldl"]));
     command.env("LD_PRELOAD", path);
@@ -64,8 +64,8 @@ pub fn assert_equal_to_jemallocs_account(target: &mut Target, scenario: &str, wh
     assert_eq!(heap.ladder.live_bytes.unwrap(), number(&own, "allocated"), "live: {what}");
     assert_eq!(heap.ladder.extent_bytes, number(&own, "mapped") + number(&own, "retained"), "extent: {what}");
     assert_eq!(active_bytes(&taken), number(&own, "active"), "active: {what}");
-    let pages = |key: &str| Some(number(&own, key) << 12);
-    assert_eq!((heap.dirty_bytes, heap.muzzy_bytes), (pages("pdirty"), pages("pmuzzy")), "dirty and muzzy: {what}");
+    let bytes = |key: &str| Some(number(&own, key));
+    assert_eq!((heap.dirty_bytes, heap.muzzy_bytes), (bytes("pdirty"), bytes("pmuzzy")), "dirty and muzzy: {what}");
     assert_eq!(heap.retained_bytes, Some(number(&own, "retained")), "retained: {what}");
     let time = |key: &str| own[key].as_i64();
     assert_eq!((heap.dirty_decay_ms, heap.muzzy_decay_ms), (time("dirty_decay_ms"), time("muzzy_decay_ms")), "decay: {what}");

@@ -13,10 +13,9 @@ use super::super::quality::WalkQuality;
 use super::super::radix::{self, PageMapRoot, Shape};
 use super::super::reader::HeapWalk;
 use super::metadata::Block;
-use super::record::{ACTIVE, Agreement, BITMAP_WORDS, Bits, CLASSES, DIRTY, Extent, MUZZY, RECORD_BYTES, RETAINED};
-use super::{NO_ARENA, POINTER_MASK, add_decay, layout, one_word, own_blocks};
+use super::record::{ACTIVE, Agreement, Bits, CLASSES, DIRTY, Extent, MUZZY, Pages, RETAINED, is_region_free};
+use super::{NO_ARENA, POINTER_MASK, add_decay, layout, one_word, own_blocks, pages_of};
 use crate::allocator::Allocator;
-use crate::heap::residency::PAGE_BYTES;
 
 /// Words of the page map whose records are read together: 1 MiB of records where they lie side by side.
 const BATCH_WORDS: usize = 1 << 13;
@@ -38,8 +37,9 @@ struct Word {
 }
 
 /// Properties of the build, which all records together show.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Build {
+    pages: Pages,
     agreement: Agreement,
     /// Whether large blocks have a page more than they need: one that begins inside its first page shows it for all.
     is_padded: bool,
@@ -61,11 +61,13 @@ impl Build {
                 kind.push((record, class));
             }
         });
-        let mut build = Self::default();
-        let records = slabs.iter().chain(&large).filter_map(|&(record, class)| Some((memory.bytes(record, RECORD_BYTES)?, class)));
-        let records: Vec<([u8; RECORD_BYTES], u64)> = records.filter_map(|(bytes, class)| Some((bytes.try_into().ok()?, class))).collect();
+        let pages = pages_of(shape);
+        let mut build = Self { pages, agreement: Agreement::default(), is_padded: false };
+        let records = slabs.iter().chain(&large);
+        let records: Vec<(Vec<u8>, u64)> =
+            records.filter_map(|&(record, class)| Some((memory.bytes(record, pages.record_bytes())?, class))).collect();
         records.iter().for_each(|(record, class)| build.agreement.add(record, *class));
-        build.is_padded = records.iter().filter_map(|(record, _)| Extent::parse(record, build.bits())).any(|extent| tells_padding(&extent));
+        build.is_padded = records.iter().filter_map(|(record, _)| build.parse(record)).any(|extent| tells_padding(&extent));
         build
     }
 
@@ -73,8 +75,12 @@ impl Build {
         self.agreement.bits()
     }
 
+    fn parse(&self, record: &[u8]) -> Option<Extent> {
+        Extent::parse(record, self.bits(), self.pages)
+    }
+
     fn pad_bytes(&self) -> u64 {
-        if self.is_padded { PAGE_BYTES } else { 0 }
+        if self.is_padded { self.pages.bytes() } else { 0 }
     }
 
     fn reads_as(&self, other: &Self) -> bool {
@@ -194,40 +200,43 @@ impl<'a> Reading<'a> {
         words.sort_unstable_by_key(|word| (word.record, word.page));
         words.dedup_by_key(|word| word.record);
         let addrs: Vec<u64> = words.iter().map(|word| word.record).collect();
-        let mut raw: Vec<(u64, [u8; RECORD_BYTES])> = Vec::with_capacity(words.len());
         let mut build = self.build;
+        let record_bytes = build.pages.record_bytes();
+        // The records one after another, and the pages that refer to them.
+        let (mut raw, mut pages): (Vec<u8>, Vec<u64>) = (Vec::with_capacity(words.len() * record_bytes), Vec::with_capacity(words.len()));
         let mut in_order = words.iter();
-        radix::read_records(self.memory, &addrs, RECORD_BYTES, |_, bytes| {
+        radix::read_records(self.memory, &addrs, record_bytes, |_, bytes| {
             let Some(word) = in_order.next() else { return };
-            match bytes.and_then(|bytes| <[u8; RECORD_BYTES]>::try_from(bytes).ok()) {
+            match bytes {
                 Some(record) => {
-                    build.agreement.add(&record, word.class);
-                    raw.push((word.page, record));
+                    build.agreement.add(record, word.class);
+                    raw.extend_from_slice(record);
+                    pages.push(word.page);
                 }
                 None => self.torn += 1,
             }
         });
-        let mut extents: Vec<Extent> = Vec::with_capacity(raw.len());
-        for (page, record) in &raw {
+        let mut extents: Vec<(Extent, &[u8])> = Vec::with_capacity(pages.len());
+        for (page, record) in pages.iter().zip(raw.chunks_exact(record_bytes)) {
             // A record that does not cover the page that refers to it has been reused for another extent.
-            match Extent::parse(record, build.bits()).filter(|extent| (extent.addr..extent.end()).contains(page)) {
-                Some(extent) => extents.push(extent),
+            match build.parse(record).filter(|extent| (extent.addr..extent.end()).contains(page)) {
+                Some(extent) => extents.push((extent, record)),
                 None => self.torn += 1,
             }
         }
-        build.is_padded |= extents.iter().any(tells_padding);
+        build.is_padded |= extents.iter().any(|(extent, _)| tells_padding(extent));
         self.is_void |= !self.is_last && !self.extents.is_empty() && !build.reads_as(&self.build);
         self.build = build;
         if !self.is_void {
-            extents.sort_unstable_by_key(|extent| (extent.addr, extent.bytes));
-            extents.iter_mut().for_each(|extent| self.count(extent));
+            extents.sort_unstable_by_key(|(extent, _)| (extent.addr, extent.bytes));
+            extents.iter_mut().for_each(|(extent, record)| self.count(extent, record));
         }
         words.clear();
         self.batch = words;
     }
 
-    /// Counts the next extent.
-    fn count(&mut self, extent: &mut Extent) {
+    /// Counts the next extent, with its record.
+    fn count(&mut self, extent: &mut Extent, record: &[u8]) {
         let last = self.extents.last().map(|(_, range)| range.clone()).unwrap_or_default();
         let range = extent.addr..extent.end();
         if last == range {
@@ -251,7 +260,7 @@ impl<'a> Reading<'a> {
         arena.pieces += 1;
         arena.extent_bytes += extent.bytes;
         arena.resident_bytes += residency.resident_bytes;
-        if self.table.len() > CHUNKS_MAX - 64 * BITMAP_WORDS - 3 {
+        if (self.table.len() as u64).saturating_add(extent.pages.regions_max() + 3) > CHUNKS_MAX as u64 {
             sums.unread = sums.unread.saturating_add(extent.bytes);
             return;
         }
@@ -286,11 +295,11 @@ impl<'a> Reading<'a> {
             RETAINED => add(&mut arena.retained_bytes, extent.bytes),
             _ => {}
         }
-        self.add_chunks(extent);
+        self.add_chunks(extent, record);
     }
 
     /// Adds an extent's regions, its large block or its free bytes to the table. Neighbours in use by one arena are one region of it.
-    fn add_chunks(&mut self, extent: &Extent) {
+    fn add_chunks(&mut self, extent: &Extent, record: &[u8]) {
         let owner = Some(extent.arena).filter(|_| extent.state == ACTIVE);
         if owner.is_none() || owner != self.open_region || self.table.end_of_current() != extent.addr {
             self.table.begin_region(extent.addr, extent.arena);
@@ -303,8 +312,7 @@ impl<'a> Reading<'a> {
             let regions = extent.bytes / extent.region_bytes;
             let mut free_run = 0;
             for index in 0..regions {
-                let word = usize::try_from(index / 64).ok().and_then(|word| extent.bitmap.get(word)).copied().unwrap_or(0);
-                let is_free = word >> (index % 64) & 1 == 1;
+                let is_free = is_region_free(record, index);
                 self.table.push(extent.region_bytes, if is_free { ChunkState::Free } else { ChunkState::Live });
                 free_run = if is_free { free_run + extent.region_bytes } else { 0 };
                 self.sums.largest_free = self.sums.largest_free.max(free_run);
@@ -326,7 +334,7 @@ impl<'a> Reading<'a> {
         sums.resident += residency.resident_bytes;
         sums.swapped += residency.swapped_bytes;
         sums.huge += residency.huge_bytes;
-        sums.taken_for_resident = sums.taken_for_resident.saturating_add(block.used_bytes.next_multiple_of(PAGE_BYTES));
+        sums.taken_for_resident = sums.taken_for_resident.saturating_add(block.used_bytes.next_multiple_of(self.build.pages.bytes()));
         self.table.begin_region(block.addr, NO_ARENA);
         self.table.push(block.used_bytes, ChunkState::Overhead);
         self.table.push(block.bytes - block.used_bytes, ChunkState::Overhead);
@@ -341,7 +349,7 @@ impl<'a> Reading<'a> {
         self.extents.sort_unstable_by_key(|(_, range)| range.start);
         self.table.sort_regions();
         let Self { memory, sums, table, mut pages, extents, arenas, torn, build, .. } = self;
-        let mut account = HeapAccount::new(Allocator::Jemalloc, layout(build.bits(), found));
+        let mut account = HeapAccount::new(Allocator::Jemalloc, layout(build.bits(), build.pages, found));
         account.ladder.extent_bytes = sums.extent;
         account.ladder.resident_bytes = sums.resident;
         account.details.swapped_bytes = sums.swapped;

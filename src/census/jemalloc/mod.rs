@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use self::metadata::Block;
 use self::quick::{Place, Quick};
-use self::record::{ACTIVE, Agreement, BITS, Bits, CLASSES, Extent, LOW_MASK, RECORD_BYTES};
+use self::record::{ACTIVE, Agreement, BITS, Bits, CLASSES, Extent, Pages};
 use super::account::{ArenaAccount, HeapAccount, Level};
 use super::chunks::ChunkTable;
 use super::memory::{Memory, MemoryError, is_user_address, word_at};
@@ -28,14 +28,28 @@ use super::radix::{self, Entry, PageMapRoot, Roots, Shape};
 use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
 use crate::heap::residency::PAGE_BYTES;
+use crate::machine::Machine;
 use crate::process::Maps;
 
-/// The page map's forms: for addresses of 48 bits (`RTREE_HEIGHT` 2), and of 57 bits (3) in builds made on a machine with five levels of
-/// page tables.
-const SHAPES: [Shape; 2] = [
+/// The page map's forms: for addresses of 48 bits (`RTREE_HEIGHT` 2), of 57 bits (3) in builds made on a machine with five levels of page
+/// tables, and of 48 bits in builds with larger pages, as distributions make them for arm64.
+const SHAPES: [Shape; 4] = [
     Shape { root_words: 1 << 18, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 12, alignment: 64, filled_max: 2048 },
     Shape { root_words: 1 << 15, node_bits: 15, leaf_bits: 15, entry_words: 2, page_bits: 12, alignment: 64, filled_max: 16 },
+    Shape { root_words: 1 << 16, node_bits: 0, leaf_bits: 16, entry_words: 1, page_bits: 16, alignment: 64, filled_max: 2048 },
+    Shape { root_words: 1 << 17, node_bits: 0, leaf_bits: 17, entry_words: 1, page_bits: 14, alignment: 64, filled_max: 2048 },
 ];
+
+/// The forms that are searched for: those with larger pages where there may be such builds.
+fn shapes(memory: &dyn Memory) -> &'static [Shape] {
+    let [small @ .., _, _] = &SHAPES;
+    if memory.process().is_some() && Machine::HOST == Machine::X86_64 { small } else { &SHAPES }
+}
+
+/// The pages of builds whose page map has a form.
+fn pages_of(shape: Shape) -> Pages {
+    Pages { bits: shape.page_bits }
+}
 /// Bits of a leaf's word that hold the record's address: records lie on cache lines.
 const POINTER_MASK: u64 = ((1 << 48) - 1) & !63;
 /// The number that jemalloc gives to what belongs to no arena, its own memory.
@@ -68,12 +82,12 @@ fn one_word(entry: Entry, shape: Shape) -> u64 {
 }
 
 /// Whether an entry's record covers the address and claims the size class that the entry repeats, in one of the releases' forms.
-fn owns(memory: &dyn Memory, word: u64, addr: u64) -> bool {
+fn owns(memory: &dyn Memory, word: u64, addr: u64, pages: Pages) -> bool {
     let record = word & POINTER_MASK;
     let Some(bytes) = Some(record).filter(|&record| is_user_address(record)).and_then(|record| memory.bytes(record, 24)) else {
         return false;
     };
-    let (start, size) = (word_at(&bytes, 8) & !LOW_MASK, word_at(&bytes, 16) & !LOW_MASK);
+    let (start, size) = (word_at(&bytes, 8) & !pages.low_mask(), word_at(&bytes, 16) & !pages.low_mask());
     let covers = size > 0 && size < 1 << 40 && start <= addr && addr - start < size;
     // An extent that is not in use may still have its former class in the page map.
     covers && BITS.iter().any(|bits| bits.size_class_of(&bytes) == CLASSES || bits.size_class_of(&bytes) == word >> 48)
@@ -90,9 +104,9 @@ fn take(
     layouts: &mut LayoutCache,
     level: Level,
 ) -> Result<Option<HeapWalk>, MemoryError> {
-    let mut layouts = SHAPES.iter().zip(&mut layouts.0);
+    let mut layouts = shapes(memory).iter().zip(&mut layouts.0);
     let found = layouts.find_map(|(&shape, roots)| {
-        let owns = |entry, addr| owns(memory, one_word(entry, shape), addr);
+        let owns = |entry, addr| owns(memory, one_word(entry, shape), addr, pages_of(shape));
         Some((shape, radix::find(memory, maps, objects, shape, roots, owns)?))
     });
     let Some((shape, found)) = found else { return Ok(None) };
@@ -109,6 +123,7 @@ fn take(
 /// The page map's words alone, and at level sampled some slabs.
 fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range<u64>], data: &Data, level: Level) -> HeapWalk {
     let mut seen = Quick::default();
+    let pages = pages_of(shape);
     let is_sampled = level == Level::Sampled;
     // Records that show which release's bits they have, with the class that the page map repeats.
     let mut telling: Vec<(u64, u64)> = Vec::new();
@@ -121,20 +136,20 @@ fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range
         if telling.len() < TELLING_RECORDS && word >> 48 < CLASSES && telling.last().is_none_or(|&(last, _)| last != record) {
             telling.push((record, word >> 48));
         }
-        seen.entry(page, PAGE_BYTES, record, word, is_sampled);
+        seen.entry(page, pages.bytes(), record, word, is_sampled);
     });
     seen.close(is_sampled);
     let mut agreement = Agreement::default();
     for (record, class) in telling {
-        if let Some(bytes) = memory.bytes(record, RECORD_BYTES) {
+        if let Some(bytes) = memory.bytes(record, pages.record_bytes()) {
             agreement.add(&bytes, class);
         }
     }
     let bits = agreement.bits();
-    let mut account = HeapAccount::new(Allocator::Jemalloc, layout(bits, found));
+    let mut account = HeapAccount::new(Allocator::Jemalloc, layout(bits, pages, found));
     let mut quality = WalkQuality { windows: seen.count, ..WalkQuality::default() };
     if is_sampled {
-        let estimate = seen.estimate(memory, |record| Extent::parse(record, bits).map(live_of));
+        let estimate = seen.estimate(memory, pages.record_bytes(), |record| Extent::parse(record, bits, pages).map(live_of));
         account.live_bytes_est = Some(estimate.live_bytes as u64);
         account.live_bytes_stderr = Some(estimate.stderr_bytes as u64);
         quality.broken_headers = estimate.torn;
@@ -150,11 +165,11 @@ fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range
         seen.extents.into_iter().map(|(place, range)| (arenas.get(&place).copied().unwrap_or(0), range)).collect();
     extents.extend(blocks.iter().map(|block| (NO_ARENA, block.range())));
     extents.sort_unstable_by_key(|(_, range)| range.start);
-    let mut pages = PageCache::new(memory);
+    let mut present = PageCache::new(memory);
     let mut by_arena: BTreeMap<u32, ArenaAccount> = BTreeMap::new();
     for (arena, range) in &extents {
         let bytes = range.end - range.start;
-        let residency = pages.residency(range.clone());
+        let residency = present.residency(range.clone());
         account.ladder.extent_bytes = account.ladder.extent_bytes.saturating_add(bytes);
         account.ladder.resident_bytes += residency.resident_bytes;
         account.details.swapped_bytes += residency.swapped_bytes;
@@ -197,15 +212,16 @@ fn live_of(mut extent: Extent) -> u64 {
         let regions = extent.bytes / extent.region_bytes;
         return regions.saturating_sub(extent.free_regions) * extent.region_bytes;
     }
-    extent.settle_large(if extent.offset_bytes > 0 { PAGE_BYTES } else { 0 });
+    extent.settle_large(if extent.offset_bytes > 0 { extent.pages.bytes() } else { 0 });
     extent.region_bytes
 }
 
 /// Records of extents in use from which the release's layout is inferred.
 const TELLING_RECORDS: usize = 64;
 
-fn layout(bits: Bits, found: &PageMapRoot) -> String {
-    format!("jemalloc {}, page map in {}", bits.releases, found.object.name)
+fn layout(bits: Bits, pages: Pages, found: &PageMapRoot) -> String {
+    let larger = if pages.bytes() == PAGE_BYTES { String::new() } else { format!(" with pages of {} KiB", pages.bytes() >> 10) };
+    format!("jemalloc {}{larger}, page map in {}", bits.releases, found.object.name)
 }
 
 /// The blocks of jemalloc's own memory; none overlaps an extent.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::super::memory::Memory;
-use super::record::{ACTIVE, CLASSES, RECORD_BYTES};
+use super::record::{ACTIVE, CLASSES};
 
 /// Records read, of all classes: some 6 ms.
 const RECORDS_READ: u64 = 2048;
@@ -110,7 +110,7 @@ impl Quick {
     }
 
     /// Live bytes, from records drawn from each class and kind. `live_of` returns a record's live bytes; `None` if it is invalid.
-    pub fn estimate(&mut self, memory: &dyn Memory, live_of: impl Fn(&[u8; RECORD_BYTES]) -> Option<u64>) -> Estimate {
+    pub fn estimate(&mut self, memory: &dyn Memory, record_bytes: usize, live_of: impl Fn(&[u8]) -> Option<u64>) -> Estimate {
         let mut estimate = Estimate::default();
         let all = self.strata.values().map(|stratum| stratum.bytes).fold(0, u64::saturating_add).max(1);
         let mut random = Random::seeded();
@@ -123,8 +123,7 @@ impl Quick {
             let mut live: Vec<f64> = Vec::with_capacity(wanted);
             for &record in stratum.records.iter().take(wanted) {
                 estimate.read += 1;
-                let bytes = memory.bytes(record, RECORD_BYTES).and_then(|bytes| <[u8; RECORD_BYTES]>::try_from(bytes).ok());
-                match bytes.and_then(|bytes| live_of(&bytes)) {
+                match memory.bytes(record, record_bytes).and_then(|bytes| live_of(&bytes)) {
                     Some(bytes) => live.push(bytes as f64),
                     None => estimate.torn += 1,
                 }
