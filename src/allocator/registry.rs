@@ -169,13 +169,15 @@ pub enum ChunkRule {
     Extents,
 }
 
-/// What freeing a block changes next to it or in it.
+/// What freeing a block changes, by which it can be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FreedRule {
     /// The header of the next chunk, or the links in the block's first words (glibc, malloc/malloc.c, `_int_free`).
     Chunk,
     /// The bits of the group of slots (musl, src/malloc/mallocng/free.c: `freed_mask`, `avail_mask`).
     Slot,
+    /// Nothing in the block or next to it, but the record of its extent, and the caches of the threads (jemalloc 5.3, src/tcache.c).
+    Record,
     /// The first word: the allocator links free blocks by it.
     FirstWord {
         /// Larger blocks are pages of their own, and not linked.
@@ -286,7 +288,7 @@ pub static JEMALLOC: Row = Row {
     gives_way: false,
     footprint: Footprint::Jemalloc,
     chunks: ChunkRule::Extents,
-    freed: None,
+    freed: Some(FreedRule::Record),
     trim: Some(Remedy {
         action: "set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0, or call mallctl(\"arena.4096.purge\")",
         basis: "resident dirty and muzzy extents",
@@ -494,6 +496,7 @@ mod tests {
         assert_eq!(of(&[Musl]), Some(FreedRule::Slot));
         // The C library is there too, and another one serves malloc.
         assert_eq!(of(&[Glibc, Tcmalloc, Other]), TCMALLOC.freed);
-        assert_eq!([of(&[]), of(&[Other]), of(&[Glibc, Jemalloc]), of(&[Mimalloc, Tcmalloc, Glibc])], [None; 4]);
+        assert_eq!(of(&[Glibc, Jemalloc]), Some(FreedRule::Record));
+        assert_eq!([of(&[]), of(&[Other]), of(&[Mimalloc, Tcmalloc, Glibc])], [None; 3]);
     }
 }

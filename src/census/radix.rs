@@ -265,6 +265,14 @@ fn among_present(memory: &dyn Memory, range: Range<u64>, pages_a_leaf: usize) ->
     present().flat_map(|run| (run.start..run.end).step_by(PAGE_BYTES as usize)).step_by(step).collect()
 }
 
+/// The entry of an address's page; `None` if there is none.
+pub fn lookup(memory: &dyn Memory, root: u64, shape: Shape, addr: u64) -> Option<Entry> {
+    let slot = Some(addr >> shape.root_reach_bits()).filter(|&slot| slot < shape.root_words)?;
+    let child = memory.word(root.checked_add(8 * slot)?).filter(|&child| is_node(child, shape))?;
+    let bytes = memory.bytes(shape.entry_of(memory, child, addr)?, shape.entry_bytes())?;
+    Some(Entry::of(&bytes)).filter(|entry| entry.first != 0)
+}
+
 /// Visits the entries of all leaves that are not 0, by ascending address, with the address of the page that each stands for.
 pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut(u64, Entry)) {
     /// Nodes and leaves visited: 4 TiB of jemalloc's pages.

@@ -1,4 +1,4 @@
-//! Thread caches of jemalloc 5.3: which words of their stacks are left over from blocks that were allocated again. Pure.
+//! Thread caches of jemalloc 5.3: their bins, and which words of these are left over from blocks that were allocated again. Pure.
 //!
 //! `cache_bin_t` (include/jemalloc/internal/cache_bin.h) is {stack_head, nrequests, low_water:16, full:16, empty:16}, the last three the
 //! low bits of addresses in the thread's one block of stacks. The stacks grow down and follow one another: where a bin's is empty, the next
@@ -9,20 +9,21 @@ use std::ops::Range;
 use super::super::memory::{is_user_address, word_at};
 
 /// Bytes of a bin.
-const BIN_BYTES: usize = 24;
+pub(super) const BIN_BYTES: usize = 24;
 /// Bins in a row that make a cache: there are 36 for small blocks.
-const BINS_MIN: usize = 12;
+pub(super) const BINS_MIN: usize = 12;
 /// Bins of a cache at most (`TCACHE_NBINS_MAX` is below 80).
 const BINS_MAX: usize = 256;
 
-/// A bin's stack.
-struct Bin {
-    full: u64,
-    head: u64,
-    empty: u64,
+/// A bin's stack: what is held lies between `head` and `empty`.
+pub(super) struct Bin {
+    pub full: u64,
+    pub head: u64,
+    pub empty: u64,
 }
 
-fn bin_at(bytes: &[u8], at: usize) -> Option<Bin> {
+/// The bin at a byte; `None` if there is none.
+pub(super) fn bin_at(bytes: &[u8], at: usize) -> Option<Bin> {
     let (head, bits) = (word_at(bytes, at), word_at(bytes, at + 16));
     if !head.is_multiple_of(8) || !is_user_address(head) || bits & 7 != 0 || bits == 0 {
         return None;

@@ -5,6 +5,7 @@
 //! record (`edata_t`, `extent_t`) begins with e_bits, e_addr and e_size_esn; a slab's has a bitmap of its regions at +64, 1 = free. What
 //! thread caches hold counts as live, as in jemalloc's own statistics.
 
+pub mod block;
 pub mod cache_bins;
 pub mod decay;
 pub mod full;

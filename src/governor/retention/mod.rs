@@ -6,7 +6,8 @@
 //! * a block is *the same* if the allocator's data next to it says that it was not freed ([`Header`]), and at least half of its informative
 //!   words are unchanged, at this check and at every earlier one;
 //! * a word is informative if its owner wrote it (it is not what the block held when it was allocated), no other sampled block has it at
-//!   that position, and it is not a small number. A block without such a word gives no information;
+//!   that position, and it is not a small number. A block without such a word gives no information, nor does one whose end only its first
+//!   word shows ([`Header::FirstWord`]) if that word is not informative;
 //! * *not the same* is never concluded: programs write into their blocks.
 //!
 //! So two results are given for a stack: if many of its blocks are found the same, that it keeps what it allocates; and then a lower bound
@@ -31,9 +32,8 @@ pub const OF_WINDOW_MAX: usize = 32;
 /// Ages at which a block is checked again, in nanoseconds; from the last on at each multiple of three of it.
 const LOOK_AGES_NS: [u64; 5] = [200_000_000, 1_000_000_000, 5_000_000_000, 20_000_000_000, 60_000_000_000];
 /// Of the informative blocks of a stack, those that may be found the same by mistake: one in so many, and one more. Measured at 20 s and
-/// later: one in 50 to one in 10,000 on glibc and musl, one in 20 at worst on tcmalloc and mimalloc (node), which hand out the same place
-/// again more often (`make retention`).
-const MISTAKEN_ONE_IN: u64 = 20;
+/// later: one in 25 of a program's at worst, and more of a single stack's (perl; `make retention`).
+const MISTAKEN_ONE_IN: u64 = 10;
 
 /// A block that was allocated in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,11 +71,11 @@ pub enum Header {
         /// That of the chunk behind it; `None` behind a chunk that is a mapping of its own.
         next: Option<SizeField>,
     },
-    /// musl: a slot.
+    /// A slot whose group says whether it is in use: musl's, or jemalloc's regions and large blocks.
     Slot {
-        /// Its header: the slot's number, its unused bytes, and how far it is from the start of its group.
+        /// What identifies the slot: musl's header of it, or a number of its extent and size class in jemalloc.
         header: u64,
-        /// Whether the group has it in use.
+        /// Whether it is in use.
         is_used: bool,
     },
     /// tcmalloc and mimalloc have nothing next to a block, and link the free ones by their first words.
@@ -147,6 +147,8 @@ struct Sample<K> {
     known: u32,
     /// Bit i: word i was written by its owner and is not small.
     written: u32,
+    /// Whether its first word alone shows its end: without that word the others give no information.
+    first_shows_end: bool,
     /// Whether it was the same at every check so far.
     same: bool,
     looked_ns: u64,
@@ -239,6 +241,7 @@ impl<K: Copy + Eq + Hash> Retention<K> {
             first: look.words.map(digest),
             known,
             written,
+            first_shows_end: look.header == Header::FirstWord,
             same: true,
             looked_ns: now_ns,
             next_ns: sample.born_ns.saturating_add(LOOK_AGES_NS[0]),
@@ -341,7 +344,8 @@ impl<K> Sample<K> {
     /// The informative words: bit i of word i.
     fn telling(&self, holders: &HashMap<(u8, u32), u32>) -> u32 {
         let is_unique = |at: &usize| holders.get(&(*at as u8, self.first[*at])).is_none_or(|holders| *holders <= 1);
-        (0..WORDS).filter(|at| self.written >> at & 1 == 1).filter(is_unique).fold(0, |words, at| words | 1 << at)
+        let words = (0..WORDS).filter(|at| self.written >> at & 1 == 1).filter(is_unique).fold(0, |words, at| words | 1 << at);
+        if self.first_shows_end && words & 1 == 0 { 0 } else { words }
     }
 
     fn is_same(&self, look: &BlockContents, holders: &HashMap<(u8, u32), u32>) -> bool {

@@ -1,31 +1,82 @@
 //! Reads sampled blocks of a governed process: what its allocator has next to them, and the words that identify them.
 
+use std::time::{Duration, Instant};
+
 use crate::allocator::FreedRule;
+use crate::census::LiveMemory;
+use crate::census::jemalloc::block::{Caches, Finder};
 use crate::governor::retention::words::{SizeField, SlotHeader, WORDS, places};
 use crate::governor::retention::{BlockContents, BlockQuery, Header};
 use crate::process::Process;
 
-/// The contents at a block of an allocator with this rule; `None` if any part cannot be read, or the rule does not apply to it.
-pub fn look(process: &Process, block: &BlockQuery, rule: FreedRule) -> Option<BlockContents> {
-    let header = match rule {
-        FreedRule::Chunk => chunk(process, block)?,
-        FreedRule::Slot => slot(process, block)?,
-        FreedRule::FirstWord { bytes_max } => (block.bytes <= bytes_max).then_some(Header::FirstWord)?,
-    };
-    let wanted = |at: &usize| block.wanted >> at & 1 == 1;
-    let offsets = places(block.bytes);
-    let mut addresses = Vec::with_capacity(WORDS);
-    for at in (0..WORDS).filter(wanted) {
-        addresses.push(block.addr.checked_add(offsets[at]?)?);
+/// How long a process's jemalloc is not searched again if it was not found: it may be starting.
+const SEARCH_AGAIN: Duration = Duration::from_secs(30);
+
+/// Reads blocks of one process, whose allocator has this rule.
+#[derive(Debug)]
+pub struct BlockReader {
+    rule: FreedRule,
+    /// jemalloc's data, and when they were last searched for.
+    records: Option<(LiveMemory, Finder)>,
+    searched: Option<Instant>,
+}
+
+impl BlockReader {
+    /// A reader; nothing is read yet.
+    pub fn new(rule: FreedRule) -> Self {
+        Self { rule, records: None, searched: None }
     }
-    let mut read_words = [0u64; WORDS];
-    let read_words = read_words.get_mut(..addresses.len())?;
-    read(process, &addresses, read_words)?;
-    let mut words = [0; WORDS];
-    for (at, word) in (0..WORDS).filter(wanted).zip(read_words) {
-        words[at] = *word;
+
+    /// Begins to read blocks as they are at this moment.
+    pub fn begin<'a>(&'a mut self, process: &'a Process) -> Blocks<'a> {
+        if self.rule == FreedRule::Record
+            && self.records.is_none()
+            && self.searched.is_none_or(|searched| searched.elapsed() >= SEARCH_AGAIN)
+        {
+            self.searched = Some(Instant::now());
+            let same = Process::open(process.pid()).ok().filter(|same| same.id() == process.id());
+            let memory = same.and_then(|same| LiveMemory::open(same).ok());
+            self.records = memory.and_then(|memory| Finder::search(&memory).map(|finder| (memory, finder)));
+        }
+        Blocks { process, rule: self.rule, caches: self.records.as_ref().and_then(|(memory, finder)| finder.caches(memory)) }
     }
-    Some(BlockContents { header, words, known: block.wanted })
+}
+
+/// The blocks of a process at one moment.
+pub struct Blocks<'a> {
+    process: &'a Process,
+    rule: FreedRule,
+    caches: Option<Caches<'a>>,
+}
+
+impl Blocks<'_> {
+    /// The contents at a block; `None` if any part cannot be read, or the allocator's rule does not apply to it.
+    pub fn look(&mut self, block: &BlockQuery) -> Option<BlockContents> {
+        let process = self.process;
+        let header = match self.rule {
+            FreedRule::Chunk => chunk(process, block)?,
+            FreedRule::Slot => slot(process, block)?,
+            FreedRule::Record => {
+                let state = self.caches.as_mut()?.state(block.addr)?;
+                Header::Slot { header: state.identity, is_used: state.is_used }
+            }
+            FreedRule::FirstWord { bytes_max } => (block.bytes <= bytes_max).then_some(Header::FirstWord)?,
+        };
+        let wanted = |at: &usize| block.wanted >> at & 1 == 1;
+        let offsets = places(block.bytes);
+        let mut addresses = Vec::with_capacity(WORDS);
+        for at in (0..WORDS).filter(wanted) {
+            addresses.push(block.addr.checked_add(offsets[at]?)?);
+        }
+        let mut read_words = [0u64; WORDS];
+        let read_words = read_words.get_mut(..addresses.len())?;
+        read(process, &addresses, read_words)?;
+        let mut words = [0; WORDS];
+        for (at, word) in (0..WORDS).filter(wanted).zip(read_words) {
+            words[at] = *word;
+        }
+        Some(BlockContents { header, words, known: block.wanted })
+    }
 }
 
 /// A chunk of glibc, which begins 16 bytes before its block; the next chunk's size field is 8 bytes after that chunk's start.
@@ -78,16 +129,18 @@ mod tests {
         let block: Vec<u64> = (0..40).map(|i| 0x1111_0000_0000 + i).collect();
         let addr = block.as_ptr() as u64;
         let place = BlockQuery { addr, bytes: 320, wanted: 0xffff };
-        let look = look(&process, &place, FreedRule::Chunk).unwrap();
-        let Header::Chunk { size, next } = look.header else { panic!("{look:?}") };
-        assert!(size.fits(320) && next.unwrap().previous_is_in_use(), "{look:?}");
-        for (word, place) in look.words.into_iter().zip(places(320)) {
+        let look = |place: &BlockQuery, rule| BlockReader::new(rule).begin(&process).look(place);
+        let seen = look(&place, FreedRule::Chunk).unwrap();
+        let Header::Chunk { size, next } = seen.header else { panic!("{seen:?}") };
+        assert!(size.fits(320) && next.unwrap().previous_is_in_use(), "{seen:?}");
+        for (word, place) in seen.words.into_iter().zip(places(320)) {
             assert_eq!(word, block[place.unwrap() as usize / 8]);
         }
-        for rule in [FreedRule::Chunk, FreedRule::Slot, FreedRule::FirstWord { bytes_max: u64::MAX }] {
-            assert!(super::look(&process, &BlockQuery { addr: 0x10, ..place }, rule).is_none(), "{rule:?}");
+        for rule in [FreedRule::Chunk, FreedRule::Slot, FreedRule::Record, FreedRule::FirstWord { bytes_max: u64::MAX }] {
+            assert!(look(&BlockQuery { addr: 0x10, ..place }, rule).is_none(), "{rule:?}");
         }
-        assert!(super::look(&process, &place, FreedRule::Slot).is_none(), "not musl's");
-        assert!(super::look(&process, &place, FreedRule::FirstWord { bytes_max: 319 }).is_none(), "too large to be linked");
+        assert!(look(&place, FreedRule::Slot).is_none(), "not musl's");
+        assert!(look(&place, FreedRule::Record).is_none(), "not jemalloc's");
+        assert!(look(&place, FreedRule::FirstWord { bytes_max: 319 }).is_none(), "too large to be linked");
     }
 }

@@ -24,7 +24,7 @@ use crate::session::report::heap::{Before, HeapPicture};
 use crate::session::shared::Session;
 use crate::session::target::attach_file;
 use crate::session::throwing::{ReturnProbePolicy, may_throw, memory_is_limited};
-use crate::session::tier::windows::contents::look;
+use crate::session::tier::windows::contents::BlockReader;
 use crate::session::tier::windows::cpu_time;
 use crate::session::tier::windows::large::{Large, Owner};
 use crate::session::tier::windows::state::{ProcessState, SharedStates, lock};
@@ -115,8 +115,8 @@ pub struct Target {
     pub estimator: Estimator<StackId>,
     /// Survivors of its windows, which are checked again later.
     pub retention: Retention<StackId>,
-    /// How freed blocks of its allocator are told; `None` = they are not, or it has several allocators.
-    freed_rule: Option<FreedRule>,
+    /// Reads its blocks again; `None` if freed blocks of its allocator cannot be told, or it has several allocators.
+    blocks: Option<BlockReader>,
     /// Windows whose blocks could not be read before they ended.
     pub looks_late: u64,
     random: Random,
@@ -174,7 +174,7 @@ impl Target {
             schedule: Schedule::new(seed, now_s),
             estimator: Estimator::default(),
             retention: Retention::default(),
-            freed_rule: None,
+            blocks: None,
             looks_late: 0,
             random: Random::new(!seed),
             state: State::Idle(now_s),
@@ -220,7 +220,7 @@ impl Target {
                 self.allocators.push(name);
             }
         }
-        self.freed_rule = FreedRule::of(plan.files.iter().map(|file| file.allocator));
+        self.blocks = FreedRule::of(plan.files.iter().map(|file| file.allocator)).map(BlockReader::new);
         self.say_what_is_passed_over();
         self.large.look(&self.process, &plan, known);
         Ok(())
@@ -288,7 +288,7 @@ impl Target {
 
     /// Whether survivors of its windows can be checked again.
     pub fn knows_blocks(&self) -> bool {
-        self.freed_rule.is_some()
+        self.blocks.is_some()
     }
 
     /// When something is next due, in seconds of the driver's clock.
@@ -532,8 +532,9 @@ impl Target {
         }
         samples.truncate(OF_WINDOW_MAX);
         let place = |one: &ContentSample| BlockQuery { addr: one.addr, bytes: one.bytes, wanted: one.known };
-        let Some(rule) = self.freed_rule else { return Vec::new() };
-        let looked = samples.into_iter().filter_map(|one| Some((one, look(&self.process, &place(&one), rule)?))).collect();
+        let Some(reader) = self.blocks.as_mut().filter(|_| !samples.is_empty()) else { return Vec::new() };
+        let mut blocks = reader.begin(&self.process);
+        let looked = samples.into_iter().filter_map(|one| Some((one, blocks.look(&place(&one))?))).collect();
         if monotonic_ns() >= close_ns {
             self.looks_late += 1;
             return Vec::new();
@@ -546,9 +547,10 @@ impl Target {
         let now_ns = monotonic_ns();
         if self.retention.is_due(now_ns, all)
             && self.process.is_alive()
-            && let Some(rule) = self.freed_rule
+            && let Some(reader) = &mut self.blocks
         {
-            self.retention.look(now_ns, all, |place| look(&self.process, place, rule));
+            let mut blocks = reader.begin(&self.process);
+            self.retention.look(now_ns, all, |place| blocks.look(place));
         }
     }
 
