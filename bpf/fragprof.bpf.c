@@ -224,11 +224,24 @@ int BPF_PROG(vm_change, struct pt_regs *regs, long result)
 	return fp_syscall_done(regs, result);
 }
 
+#ifdef FP_PAGE_FAULT_TRACEPOINT
 SEC("tp_btf/page_fault_user")
 int BPF_PROG(page_touch, unsigned long address, struct pt_regs *regs, unsigned long error_code)
 {
-	return fp_page_fault(address, regs, error_code);
+	/* Bit 0: the page was present. */
+	return error_code & 1 ? 0 : fp_page_fault(address, regs);
 }
+#else
+/* vm_fault_t handle_mm_fault(struct vm_area_struct *vma, unsigned long address, unsigned int flags, struct pt_regs *regs); regs since 5.9,
+ * commit bce617edecad. It does not tell whether the page was present: a page that is read before it is written counts twice. */
+SEC("kprobe/handle_mm_fault")
+int page_touch(struct pt_regs *regs)
+{
+	if (!(FP_PARAMETER_2(regs) & FP_FAULT_OF_USER))
+		return 0;
+	return fp_page_fault(FP_PARAMETER_1(regs), (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf()));
+}
+#endif
 
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(life_exec, struct task_struct *task, pid_t old_tid)

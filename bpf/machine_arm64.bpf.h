@@ -41,6 +41,10 @@ struct pt_regs {
 #define FP_SYSCALL_3(regs_) ((regs_)->regs[3])
 #define FP_SYSCALL_4(regs_) ((regs_)->regs[4])
 
+/* A kernel function's parameters at its entry, the first being 0. */
+#define FP_PARAMETER_1(regs_) ((regs_)->regs[1])
+#define FP_PARAMETER_2(regs_) ((regs_)->regs[2])
+
 /* include/uapi/asm-generic/unistd.h */
 enum fp_syscall {
 	FP_SYS_BRK = 214,

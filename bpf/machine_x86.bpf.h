@@ -39,6 +39,9 @@ enum fp_syscall {
 	FP_SYS_MADVISE = 28,
 };
 
+/* Page faults have a tracepoint (arch/x86/include/asm/trace/exceptions.h). */
+#define FP_PAGE_FAULT_TRACEPOINT 1
+
 /* Bytes that a return pops: at a function's entry the caller's stack pointer is higher by this much. */
 #define FP_RETURN_POPS 8
 /* A frame pointer's own address gives the caller's stack pointer: the return address is pushed just before the frame pointer. */

@@ -165,8 +165,11 @@ static __always_inline int fp_send_vm(struct pt_regs *regs, __u32 op, const stru
 	return 0;
 }
 
-/* A page fault of user space. error: bit 0 = the page was present (a protection fault). */
-static __always_inline int fp_page_fault(unsigned long addr, struct pt_regs *regs, unsigned long error)
+/* FAULT_FLAG_USER of linux/mm_types.h. */
+#define FP_FAULT_OF_USER 0x40
+
+/* A page fault of user space, for a page that was not present. regs: as saved at the fault. */
+static __always_inline int fp_page_fault(unsigned long addr, struct pt_regs *regs)
 {
 	struct fp_slots *slots;
 	struct fp_target *target;
@@ -174,8 +177,6 @@ static __always_inline int fp_page_fault(unsigned long addr, struct pt_regs *reg
 	__u64 interval, stack;
 	__u32 slot;
 
-	if (error & 1)
-		return 0;
 	slots = fp_slots_of_current();
 	target = slots ? fp_target_with(slots, FP_TARGET_GROWTH, &slot) : NULL;
 	if (!target)

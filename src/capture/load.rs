@@ -10,7 +10,6 @@ use libbpf_rs::{Link, Map, MapCore as _, Object, ObjectBuilder, OpenObject, Prin
 
 use super::{Config, Error, Result, trial};
 use crate::bpf;
-use crate::machine::Machine;
 use crate::probe::features::Attach;
 
 /// A compiled object with the alignment that the ELF reader needs.
@@ -101,12 +100,8 @@ pub(super) fn cause(messages: &str) -> Option<String> {
 
 /// Tries the methods in order (or only the one requested) until an object loads and a probe on this process reports its hit.
 pub fn load(config: &Config) -> Result<(Object, Offer)> {
-    let (wanted, windows) = (config.method, config.windows);
+    let wanted = config.method;
     libbpf_rs::set_print(Some((PrintLevel::Info, keep_message)));
-    if windows && Machine::HOST != Machine::X86_64 {
-        let reason = "recording within a budget counts first touches of pages, for which the kernel has no tracepoint on this machine";
-        return Err(Error::Load { reason: reason.into(), hint: "record without a budget: `fragprof record`".into() });
-    }
     let mut refused = Vec::new();
     for method in Attach::ALL.into_iter().filter(|m| wanted.is_none_or(|w| w == *m)) {
         MESSAGES.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -218,7 +213,7 @@ pub fn attach_machine_wide(object: &Object) -> Result<Vec<Link>> {
 /// Attaches the program that counts first touches of pages.
 pub fn attach_touches(object: &Object) -> Result<Link> {
     program(object, TOUCHES)
-        .and_then(|program| program.attach_trace())
+        .and_then(|program| program.attach())
         .map_err(|error| Error::Load { reason: format!("cannot attach to page faults: {error:#}"), hint: hint() })
 }
 
