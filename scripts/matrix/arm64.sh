@@ -28,7 +28,7 @@ for suite in "$@"; do
 done
 # The allocators, and what static programs are linked with.
 others=$kernels/others-arm64
-scripts/fetch-suite.sh bookworm "$others" libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 musl-dev
+scripts/fetch-suite.sh bookworm "$others" libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 musl musl-dev
 
 integration=$(cargo test --quiet --no-run --test integration --target "$target" --message-format=json |
 	python3 -c 'import json,sys
@@ -70,7 +70,9 @@ make_root() {
 	aarch64-linux-gnu-strip --strip-debug -o "$root$fragprof" "$fragprof"
 	aarch64-linux-gnu-strip --strip-debug -o "$root$integration" "$integration"
 	cp -a "target/$target/testprogs/." "$root$PWD/target/$target/testprogs/"
-	cp -r --preserve=timestamps tests/testprogs "$root$PWD/tests/"
+	mkdir -p "$root$PWD/target/$target/tmp/census"
+	cp -a "target/$target/tmp/census/." "$root$PWD/target/$target/tmp/census/"
+	cp -r --preserve=timestamps tests/testprogs tests/census "$root$PWD/tests/"
 	cat >"$root/matrix/environment" <<END
 ROOT=$PWD
 INTEGRATION=$integration

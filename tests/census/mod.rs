@@ -12,4 +12,4 @@ mod python;
 mod running;
 mod runtimes;
 mod suites;
-mod target;
+pub mod target;

@@ -123,7 +123,8 @@ impl Service {
             "java" => {
                 let source = folder.path().join("Kept.java");
                 std::fs::write(&source, JAVA).unwrap();
-                command.arg(tool("java")?).args(["-Xmx256m", "-XX:+UseSerialGC"]);
+                // What it keeps grows with every unit of work; long tests ask for thousands.
+                command.arg(tool("java")?).args(["-Xmx256m", "-XX:MaxDirectMemorySize=8g", "-XX:+UseSerialGC"]);
                 command.args(["--add-exports=java.base/sun.nio.ch=ALL-UNNAMED", "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED"]);
                 command.arg(source);
                 Load::Lines("\n")

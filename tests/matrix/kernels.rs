@@ -62,6 +62,31 @@ fn windows_show_which_stacks_allocate() {
 
 #[test]
 #[ignore = "for other kernels: make kernel-matrix"]
+fn first_touches_of_pages_have_their_stack() {
+    const ROUNDS: u32 = 12;
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let mut target = Target::start(&mut Command::new(program("first_touches", Link::Dynamic)));
+    let mut command = fragprof();
+    command.args(["record", "--mode", "governed", "--no-large-blocks", "--budget", "1%", "--duration", "300s"]);
+    let mut recording = Recording::start(command.args(["-p", &target.pid().to_string()]), &[]);
+    recording.wait_until_attached(1);
+    for _ in 0..ROUNDS {
+        target.go_to("round");
+    }
+    recording.process.signal(rustix::process::Signal::INT);
+    assert!(recording.wait(LIMIT).success(), "{}", recording.process.err);
+    let report = report(&recording.file(), "survivors");
+    // One touch in 64 is sampled: of 49,152 some 768, with a standard error of 4 %.
+    let touched = sum(&report, "site_touch", "touched_bytes_est");
+    let share = touched / (f64::from(ROUNDS) * f64::from(16 << 20));
+    assert!((0.8..1.2).contains(&share), "{share}: {touched}, {}", report["governed"]);
+}
+
+#[test]
+#[ignore = "for other kernels: make kernel-matrix"]
 fn a_program_with_the_sampler_reports_its_own_ledger() {
     if bpf().is_none() {
         return;
