@@ -121,6 +121,25 @@ void free(void *block)
 	next_free(block);
 }
 
+/* The allocators have operators of their own, which would call none of the functions above. They fail where an exception would be thrown. */
+static void *made(void *block) { return block ? block : (abort(), NULL); }
+void *_Znwm(size_t size) { return made(malloc(size)); }
+void *_Znam(size_t size) { return made(malloc(size)); }
+void *_ZnwmRKSt9nothrow_t(size_t size, const void *tag) { return (void)tag, malloc(size); }
+void *_ZnamRKSt9nothrow_t(size_t size, const void *tag) { return (void)tag, malloc(size); }
+void *_ZnwmSt11align_val_t(size_t size, size_t align) { return made(memalign(align, size)); }
+void *_ZnamSt11align_val_t(size_t size, size_t align) { return made(memalign(align, size)); }
+void _ZdlPv(void *block) { free(block); }
+void _ZdaPv(void *block) { free(block); }
+void _ZdlPvm(void *block, size_t size) { (void)size, free(block); }
+void _ZdaPvm(void *block, size_t size) { (void)size, free(block); }
+void _ZdlPvRKSt9nothrow_t(void *block, const void *tag) { (void)tag, free(block); }
+void _ZdaPvRKSt9nothrow_t(void *block, const void *tag) { (void)tag, free(block); }
+void _ZdlPvSt11align_val_t(void *block, size_t align) { (void)align, free(block); }
+void _ZdaPvSt11align_val_t(void *block, size_t align) { (void)align, free(block); }
+void _ZdlPvmSt11align_val_t(void *block, size_t size, size_t align) { (void)size, (void)align, free(block); }
+void _ZdaPvmSt11align_val_t(void *block, size_t size, size_t align) { (void)size, (void)align, free(block); }
+
 void *realloc(void *old, size_t size)
 {
 	void *block;

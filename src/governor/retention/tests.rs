@@ -295,15 +295,18 @@ fn look_of(words: [u64; WORDS]) -> BlockContents {
 
 #[test]
 fn a_chunk_of_another_size_or_in_a_bin_is_not_the_same_whatever_it_holds() {
-    let words: [u64; WORDS] = std::array::from_fn(|at| 0xabcd_0000_0000 + at as u64);
+    let words: [u64; WORDS] = std::array::from_fn(|at| 0xabcd_0000_0000_0000 + at as u64);
     let good = look_of(words);
     let mut linked = good;
     linked.words[0] = 0x5555_0410 ^ (0x5555_0010 >> 12);
+    let mut shorter = good;
+    shorter.words[..2].copy_from_slice(&[u64::from_le_bytes(*b"n0.37151"), u64::from_le_bytes(*b"8841,k7=")]);
     for (name, look, same) in [
         ("as it was", good, true),
         ("another size", BlockContents { header: chunk(CHUNK * 2, true), ..good }, false),
         ("free", BlockContents { header: chunk(CHUNK, false), ..good }, false),
         ("in a cache", linked, false),
+        ("a shorter text before what is left of a longer one", shorter, false),
     ] {
         let mut retention = Retention::default();
         retention.admit(1, &sample(0), &good, 0);
@@ -319,7 +322,7 @@ fn a_chunk_of_another_size_or_in_a_bin_is_not_the_same_whatever_it_holds() {
 fn a_slot_that_its_group_has_as_free_or_whose_header_changed_is_not_the_same() {
     let slot = |header, is_used| BlockContents {
         header: Header::Slot { header, is_used },
-        ..look_of(std::array::from_fn(|at| 0xabcd_0000_0000 + at as u64))
+        ..look_of(std::array::from_fn(|at| 0xabcd_0000_0000_0000 + at as u64))
     };
     let rewritten = BlockContents { words: [0; WORDS], ..slot(7, true) };
     for (look, same) in [(slot(7, true), true), (slot(7, false), false), (slot(8, true), false), (rewritten, false)] {
@@ -335,14 +338,15 @@ fn a_slot_that_its_group_has_as_free_or_whose_header_changed_is_not_the_same() {
 
 #[test]
 fn without_a_header_only_an_unchanged_first_word_shows_that_a_block_was_not_freed() {
-    let good = BlockContents { header: Header::FirstWord, ..look_of(std::array::from_fn(|at| 0xabcd_0000_0000 + at as u64)) };
+    let good = BlockContents { header: Header::FirstWord, ..look_of(std::array::from_fn(|at| 0xabcd_0000_0000_0000 + at as u64)) };
     let with = |at: usize, word| {
         let mut look = good;
         look.words[at] = word;
         look
     };
     // A link, the end of a list, an encoded link; and a word that the allocator does not write.
-    let written = [(with(0, 0x7f00_0000_1000), false), (with(0, 0), false), (with(0, u64::MAX / 7), false), (with(1, 0), true)];
+    let written =
+        [(with(0, 0x7f00_0000_1000), false), (with(0, 0), false), (with(0, u64::MAX / 7), false), (with(1, 0), false), (with(2, 0), true)];
     for (look, same) in written {
         let mut retention = Retention::default();
         retention.admit(1, &sample(0), &good, 0);
@@ -376,7 +380,7 @@ fn a_chunk_that_is_not_glibcs_is_refused_and_counted() {
 fn the_oldest_is_dropped_with_its_words_when_there_are_too_many() {
     let mut retention = Retention::default();
     for i in 0..SAMPLES_MAX as u64 + 100 {
-        let words = std::array::from_fn(|at| (((i << 8) | at as u64) + 1) << 20);
+        let words = std::array::from_fn(|at| ((((i << 8) | at as u64) + 1) << 20) | 1);
         retention.admit(1, &sample(i), &look_of(words), i);
     }
     assert_eq!(retention.samples.len(), SAMPLES_MAX);

@@ -10,6 +10,9 @@ const HEAD: u64 = bpf::WORDS_HEAD as u64;
 const SPREAD: u64 = bpf::WORDS_SPREAD as u64;
 /// Numbers nearer to 0 than this are counters, lengths and flags, which many blocks share.
 const SMALL: u64 = 1 << 16;
+/// Where a program's memory is: above the first MiB, below the end of user addresses on any machine.
+const POINTER_MIN: u64 = 1 << 20;
+const POINTER_END: u64 = 1 << 48;
 /// Free chunks point at others of the same arena: all of glibc's are within this distance (malloc/arena.c: 64 MiB per heap of a thread; the
 /// main heap grows up from the program).
 const LINK_DISTANCE_MAX: u64 = 1 << 40;
@@ -42,6 +45,13 @@ pub fn digest(word: u64) -> u32 {
 #[must_use]
 pub fn is_small(word: u64) -> bool {
     word < SMALL || word.wrapping_neg() < SMALL
+}
+
+/// Whether a word may be an address. Addresses do not tell a block from the next one in the same place: a pointer into the block itself is
+/// always the same, and a block and what it points to are often freed and allocated again together (perl's hashes).
+#[must_use]
+pub fn may_be_pointer(word: u64) -> bool {
+    word.is_multiple_of(8) && (POINTER_MIN..POINTER_END).contains(&word)
 }
 
 /// glibc's size field of a chunk, which lies before the block (malloc/malloc.c, `struct malloc_chunk`): the size in bytes, a multiple of
