@@ -215,7 +215,7 @@ impl MallocPar {
     pub fn parse(shape_index: usize, addr: u64, bytes: &[u8], is_heap_start: impl Fn(u64) -> bool) -> Option<Self> {
         let shape = PAR_SHAPES.get(shape_index)?;
         let sbrk_at = shape.mmapped + 16;
-        if addr & 31 != 0 || bytes.len() < sbrk_at + 40 {
+        if addr & 7 != 0 || bytes.len() < sbrk_at + 40 {
             return None;
         }
         let size = |at: Option<usize>| at.map_or(0, |at| word_at(bytes, at));

@@ -276,12 +276,16 @@ fn follow_ring(memory: &dyn Memory, main: u64, distance: u64, first: u64) -> Opt
     None
 }
 
-/// Looks for `mp_` in the object's data. It lies some 2.3 KiB before main_arena; where two layouts fit, one with a brk heap wins, then the
-/// nearer one.
+/// Looks for `mp_` in the object's data: where compilers for x86-64 align it, then also where those for arm64 may have put it.
 fn find_par(maps: &Maps, start: u64, data: &[u8], main_arena: u64) -> Option<MallocPar> {
-    let first = usize::try_from(start.next_multiple_of(32) - start).unwrap_or(0);
+    [32, 8].into_iter().find_map(|alignment| find_aligned_par(maps, start, data, main_arena, alignment))
+}
+
+/// It lies some 2.3 KiB before main_arena; where two layouts fit, one with a brk heap wins, then the nearer one.
+fn find_aligned_par(maps: &Maps, start: u64, data: &[u8], main_arena: u64, alignment: usize) -> Option<MallocPar> {
+    let first = usize::try_from(start.next_multiple_of(alignment as u64) - start).unwrap_or(0);
     let mut best: Option<MallocPar> = None;
-    for at in (first..data.len().saturating_sub(PAR_BYTES)).step_by(32) {
+    for at in (first..data.len().saturating_sub(PAR_BYTES)).step_by(alignment) {
         let Some(bytes) = data.get(at..at + PAR_BYTES) else { break };
         // A cheap check first: arena_test is a small number that is never 0.
         if !(1..=64).contains(&word_at(bytes, 24)) {

@@ -25,8 +25,9 @@ const MUTEX_BYTES_MAX: u64 = 512;
 const TIME_MS_MAX: u64 = 1 << 40;
 /// Bytes of the fields that are compared.
 const FIELDS_BYTES: usize = 40;
-/// Where in its first block the base of an arena begins: behind the block's own record.
-const BASE_AT: Range<usize> = 40..1024;
+/// Where in its first block the base of an arena begins: behind the block's own record, which has 128 bytes, and 1,152 where pages have 64
+/// KiB.
+const BASE_AT: Range<usize> = 40..2048;
 /// `MALLOCX_ARENA_LIMIT`.
 const ARENAS_MAX: u64 = 4095;
 
