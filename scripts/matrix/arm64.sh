@@ -66,6 +66,7 @@ make_root() {
 		[ ! -d "$place" ] || find "$place" -maxdepth 1 -name '*.so*' -exec cp -a -t "$root/$lib" {} +
 	done
 	ln -s aarch64-linux-gnu/ld-linux-aarch64.so.1 "$root/lib/ld-linux-aarch64.so.1"
+	cp -L "$others/lib/ld-musl-aarch64.so.1" "$root/lib/" # musl's loader is also its library
 	mkdir -p "$root$(dirname "$fragprof")" "$root$(dirname "$integration")" "$root$PWD/target/$target/testprogs" "$root$PWD/tests"
 	aarch64-linux-gnu-strip --strip-debug -o "$root$fragprof" "$fragprof"
 	aarch64-linux-gnu-strip --strip-debug -o "$root$integration" "$integration"

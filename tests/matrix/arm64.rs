@@ -42,6 +42,7 @@ fn its_programs_are_compiled() {
     for (source, compiler, flags) in [
         ("heaps.c", "cc", &["-lpthread", "-ldl"][..]),
         ("heaps.c", "musl-gcc", &["-static", "-lpthread"]),
+        ("heaps.c", "musl-gcc", &["-static"]),
         ("heaps.c", "musl-gcc", &["-lpthread"]),
         ("mimalloc.c", "cc", &["-lpthread", "-ldl"]),
     ] {
@@ -55,10 +56,7 @@ fn what_it_lacks_is_refused_by_name() {
     let mut target = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
     target.go_to("round");
     let pid = target.pid().to_string();
-    for (args, says) in [
-        (&["trim", &pid][..], "x86-64"),
-        (&["attach-sampler", &pid], "x86-64"),
-    ] {
+    for (args, says) in [(&["trim", "--yes", &pid][..], "x86-64"), (&["attach-sampler", "--yes", &pid], "x86-64")] {
         let done = run(fragprof().args(args));
         assert!(!done.status.success(), "{args:?}: {}", done.out);
         assert!(done.err.contains(says), "{args:?}: {}", done.err);
