@@ -161,8 +161,8 @@ const PHASED: [(&str, &str, f64); 7] = [
     ("site_churn", "survivor_10ms_bytes", 0.0),
 ];
 
-/// The rate, its standard error, and the true rate of each row of [`PHASED`].
-type Rates = Vec<(f64, f64, f64)>;
+/// The rate, its standard error, and the true rate of each row of [`PHASED`]. Where the rate is a lower bound, it has no standard error.
+type Rates = Vec<(f64, Option<f64>, f64)>;
 
 /// Records `phased` for this many of its seconds; again if the recording reports too few windows because the machine is busy.
 fn record_phased(seconds_long: u64) -> Rates {
@@ -193,8 +193,12 @@ fn record_phased_once(seconds_long: u64) -> (u64, Rates) {
     let windows = governed["windows"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
     println!("{windows} windows: {governed}");
     let of = |(name, key, bytes_per_s): &(&str, &str, f64)| {
-        let rate = sum(&report, name, &format!("{key}_est")) / duration_s;
-        let stderr = sum(&report, name, &format!("{key}_stderr")) / duration_s;
+        let per_second = |form: &str| sum(&report, name, &format!("{key}_{form}")) / duration_s;
+        // On a slow machine the probes take most of the time of this program.
+        let (rate, stderr) = match governed["rates_are_lower_bounds"] == true {
+            true => (per_second("min"), None),
+            false => (per_second("est"), Some(per_second("stderr"))),
+        };
         (rate, stderr, bytes_per_s * ticks_per_ms)
     };
     (windows, PHASED.iter().map(of).collect())
@@ -208,8 +212,10 @@ fn a_slow_leak_phases_and_reused_addresses_are_estimated_within_their_errors() {
     let _alone = serial();
     for ((name, key, _), (rate, stderr, truth)) in PHASED.iter().zip(record_phased(20)) {
         // As above, fails only because of a fault; on a busy machine a block of `site_reuse` may live 10 ms because its thread did not run.
-        let most = 4.0 * stderr + 0.15 * truth + 20_000.0;
-        assert!((rate - truth).abs() <= most, "{name} {key}: {rate} ± {stderr} for {truth}");
+        let most = 4.0 * stderr.unwrap_or(0.0) + 0.15 * truth + 20_000.0;
+        assert!(rate - truth <= most, "{name} {key}: {rate} ± {stderr:?} for {truth}");
+        assert!(stderr.is_none() || truth - rate <= most, "{name} {key}: {rate} ± {stderr:?} for {truth}");
+        assert!(stderr.is_some() || *key != "allocated_bytes" || rate > 0.0, "{name} {key}: no bound for {truth}");
     }
 }
 
@@ -226,6 +232,7 @@ fn intervals_of_a_program_with_phases_contain_the_truth_in_nine_of_ten_runs() {
     for run in 0..RUNS {
         let rows = record_phased(15);
         for (((name, key, _), (rate, stderr, truth)), held) in PHASED.iter().zip(rows).zip(&mut held) {
+            let stderr = stderr.expect("a machine on which the probes take less than half of the time");
             let inside = (rate - truth).abs() <= 1.96 * stderr;
             *held += usize::from(inside);
             println!("{run:2} {name:11} {key:20} {rate:12.0} ±{:10.0} for {truth:10.0} {}", 1.96 * stderr, if inside { "" } else { "OUT" });
