@@ -108,7 +108,7 @@ coverage-windows: test-deps ## record a program with phases in windows twenty ti
 	$(CARGO) test --test integration intervals_of_a_program_with_phases -- --ignored --nocapture
 
 .PHONY: retention
-retention: test-deps ## compare retention flags with a ledger preloaded into six real programs (1 minute)
+retention: test-deps ## compare retention flags with a ledger preloaded into six real programs, on four allocators (5 minutes)
 	$(CARGO) test --test integration no_retention_flag_of_six_real_programs_is_wrong_after -- --ignored --nocapture
 
 .PHONY: verdicts

@@ -6,13 +6,13 @@
 //! * a block is *the same* if the allocator's data next to it says that it was not freed ([`Header`]), and of its informative words those
 //!   among the first two and at least half of all are unchanged, at this check and at every earlier one;
 //! * a word is informative if its owner wrote it (it is not what the block held when it was allocated), no other sampled block has it at
-//!   that position, and it is neither a small number nor an address. A block without such a word gives no information, nor does one whose end only its first
-//!   word shows ([`Header::FirstWord`]) if that word is not informative;
+//!   that position, and it is neither a small number nor an address. A block without such a word gives no information, nor does one whose
+//!   end only its first word shows ([`Header::FirstWord`]) if that word is not informative;
 //! * *not the same* is never concluded: programs write into their blocks.
 //!
 //! So two results are given for a stack: if many of its blocks are found the same, that it keeps what it allocates; and then a lower bound
-//! of the bytes of its sampled blocks confirmed live. The absence of a flag means nothing. The share of live blocks that
-//! are found the same varies from 0 to 1, by program and run, so that no estimate can be based on it (docs/design/0007).
+//! of the bytes of its sampled blocks confirmed live. The absence of a flag means nothing. The share of live
+//! blocks that are found the same varies from 0 to 1, by program and run, so that no estimate can be based on it (docs/design/0007).
 
 pub mod words;
 
