@@ -203,9 +203,8 @@ mod tests {
             walk: WalkQuality::default(),
             layout_unknown: Vec::new(),
         };
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec as f64;
-        let ago = Duration::try_from_secs_f64(now - start_s as f64 - age_s).unwrap_or_default();
-        let at = Instant::now().checked_sub(ago).unwrap();
+        let age = identity.process.age();
+        let at = Instant::now().checked_sub(age.saturating_sub(Duration::from_secs_f64(age_s))).unwrap();
         let mut verdict = judge(&census, None);
         verdict.remedies =
             vec![Remedy { action: ARENAS.into(), predicted_bytes: Some(100 << 20), at_most: true, basis: String::new(), setting: None }];
