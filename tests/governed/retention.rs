@@ -260,6 +260,30 @@ fn survivors_in_the_heaps_of_musl_and_jemalloc_are_checked_again() {
     }
 }
 
+/// jemalloc's data are found by a thread that has a cache: without any the report must not say that survivors are checked.
+#[test]
+fn a_report_says_whether_jemallocs_data_were_found() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let library = format!("{LIB_DIR}/{JEMALLOC}");
+    for (settings, is_found) in [("tcache:false", false), ("tcache:true", true)] {
+        let mut command = Command::new(Heap::Glibc.built("keeps.c", &[]));
+        let program = Process::start(command.env("LD_PRELOAD", &library).env("MALLOC_CONF", settings));
+        let mut governed = Governed::new(Options { own_census: false, ..Options::default() }).unwrap();
+        wait_until("it is watched", || governed.watch(Pid(program.pid()), LONG_BUDGET).is_ok());
+        wait_until("survivors are checked, or it says why not", || {
+            governed.step(Duration::from_millis(500));
+            let meta = governed.profile(None).meta;
+            let checks = meta.limits.iter().any(|limit| limit.starts_with("some survivors are checked again"));
+            let gives_up = meta.notes.iter().any(|note| note.contains("jemalloc's data were not found"));
+            assert!(!if is_found { gives_up } else { checks }, "{settings}: {meta:?}");
+            checks || gives_up
+        });
+    }
+}
+
 #[test]
 fn no_retention_flag_of_six_real_programs_is_wrong() {
     if bpf().is_some() {

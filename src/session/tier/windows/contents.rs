@@ -27,6 +27,16 @@ impl BlockReader {
         Self { rule, records: None, searched: None }
     }
 
+    /// Whether blocks can be told apart: with jemalloc only once its data were found.
+    pub fn can_read(&self) -> bool {
+        self.rule != FreedRule::Record || self.records.is_some()
+    }
+
+    /// Whether jemalloc's data were searched for in vain, so that no block has been read.
+    pub fn has_failed(&self) -> bool {
+        !self.can_read() && self.searched.is_some()
+    }
+
     /// Begins to read blocks as they are at this moment.
     pub fn begin<'a>(&'a mut self, process: &'a Process) -> Blocks<'a> {
         if self.rule == FreedRule::Record
@@ -38,7 +48,8 @@ impl BlockReader {
             let memory = same.and_then(|same| LiveMemory::open(same).ok());
             self.records = memory.and_then(|memory| Finder::search(&memory).map(|finder| (memory, finder)));
         }
-        Blocks { process, rule: self.rule, caches: self.records.as_ref().and_then(|(memory, finder)| finder.caches(memory)) }
+        let caches = self.records.as_ref().map(|(memory, finder)| finder.caches(memory));
+        Blocks { process, rule: self.rule, is_unsettled: caches.as_ref().is_some_and(Option::is_none), caches: caches.flatten() }
     }
 }
 
@@ -46,6 +57,8 @@ impl BlockReader {
 pub struct Blocks<'a> {
     process: &'a Process,
     rule: FreedRule,
+    /// jemalloc's threads came and went while their caches were read.
+    pub is_unsettled: bool,
     caches: Option<Caches<'a>>,
 }
 

@@ -213,6 +213,19 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
             .notes
             .push(format!("process {pid}: {refused} survivors are not blocks of its allocator as it is known, and are not checked again"));
     }
+    if target.misses_records() {
+        profile.meta.notes.push(format!(
+            "process {pid}: its survivors are not checked again, because jemalloc's data were not found: that needs jemalloc 5.3, and a \
+             thread that has a cache"
+        ));
+    }
+    if target.looks_failed > 0 {
+        let failed = target.looks_failed;
+        profile
+            .meta
+            .notes
+            .push(format!("process {pid}: the blocks of {failed} windows could not be read: its threads come and go too quickly"));
+    }
     if target.looks_late > 0 {
         let late = target.looks_late;
         profile.meta.notes.push(format!("process {pid}: {late} windows ended before their blocks could be read: this machine is busy"));

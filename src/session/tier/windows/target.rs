@@ -117,6 +117,8 @@ pub struct Target {
     pub retention: Retention<StackId>,
     /// Reads its blocks again; `None` if freed blocks of its allocator cannot be told, or it has several allocators.
     blocks: Option<BlockReader>,
+    /// Windows whose blocks could not be read because jemalloc's threads came and went.
+    pub looks_failed: u64,
     /// Windows whose blocks could not be read before they ended.
     pub looks_late: u64,
     random: Random,
@@ -175,6 +177,7 @@ impl Target {
             estimator: Estimator::default(),
             retention: Retention::default(),
             blocks: None,
+            looks_failed: 0,
             looks_late: 0,
             random: Random::new(!seed),
             state: State::Idle(now_s),
@@ -288,7 +291,12 @@ impl Target {
 
     /// Whether survivors of its windows can be checked again.
     pub fn knows_blocks(&self) -> bool {
-        self.blocks.is_some()
+        self.blocks.as_ref().is_some_and(BlockReader::can_read)
+    }
+
+    /// Whether survivors would be checked again, had the allocator's own data been found.
+    pub fn misses_records(&self) -> bool {
+        self.blocks.as_ref().is_some_and(BlockReader::has_failed)
     }
 
     /// When something is next due, in seconds of the driver's clock.
@@ -452,7 +460,7 @@ impl Target {
         if let Some(state) = lock(tools.states).of.get_mut(&self.slot.index) {
             state.open(open_ns, close_ns);
         }
-        tools.capture.contents(self.slot, self.knows_blocks());
+        tools.capture.contents(self.slot, self.blocks.is_some());
         if !tools.capture.open(self.pid(), self.slot, self.pace.quota(cycle.class), close_ns) {
             self.make_way_with(tools, attached, before);
             return;
@@ -466,7 +474,7 @@ impl Target {
             open_ns,
             close_ns,
             closed_early: false,
-            looked: (!self.knows_blocks()).then(Vec::new),
+            looked: self.blocks.is_none().then(Vec::new),
             recordings,
             threads: cpu_time::of_threads(&self.process),
             run_ns: cpu_time::of_process_ns(self.pid()),
@@ -534,6 +542,7 @@ impl Target {
         let place = |one: &ContentSample| BlockQuery { addr: one.addr, bytes: one.bytes, wanted: one.known };
         let Some(reader) = self.blocks.as_mut().filter(|_| !samples.is_empty()) else { return Vec::new() };
         let mut blocks = reader.begin(&self.process);
+        self.looks_failed += u64::from(blocks.is_unsettled);
         let looked = samples.into_iter().filter_map(|one| Some((one, blocks.look(&place(&one))?))).collect();
         if monotonic_ns() >= close_ns {
             self.looks_late += 1;
