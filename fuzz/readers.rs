@@ -42,7 +42,7 @@ use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 27] = [
+pub const READERS: [(&str, Reader); 28] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -62,6 +62,7 @@ pub const READERS: [(&str, Reader); 27] = [
     ("cpython", cpython),
     ("pymalloc", pymalloc),
     ("mimalloc", mimalloc),
+    ("mimalloc_arenas", mimalloc_arenas),
     ("trace", trace),
     ("foreign_trace", foreign_trace),
     ("ring", ring),
@@ -767,6 +768,72 @@ pub fn mimalloc(bytes: &[u8]) {
     if bytes.is_empty() {
         let live: Vec<_> = taken.census.heaps.iter().map(|heap| (heap.ladder.live_bytes, heap.live_allocations)).collect();
         assert_eq!(live, [(Some(97 * 64 + 4 * 10_000), Some(101))]);
+    }
+}
+
+/// An arena of mimalloc 3.4 with a page of 64-byte blocks and one of 10,000 bytes, a large block with a mapping of its own, the page map and
+/// the library's data.
+const LIBRARY_DATA: u64 = 0x7f40_0000_1000;
+const SLICE_MAP: u64 = 0x7f41_0000_0000;
+const MAP_PART: u64 = 0x7f42_0000_0000;
+const THREE: u64 = 0x7f43_0000_0000;
+const ALONE: u64 = 0x7f43_1000_0000;
+const THREE_MAPS: &[u8] = b"7f4000000000-7f4000001000 r--p 00000000 08:01 5 /usr/lib/libmimalloc.so.3\n\
+7f4000001000-7f4000003000 rw-p 00001000 08:01 5 /usr/lib/libmimalloc.so.3\n\
+7f4100000000-7f4100210000 rw-p 00000000 00:00 0\n\
+7f4200000000-7f4200010000 rw-p 00000000 00:00 0\n\
+7f4300000000-7f4304000000 rw-p 00000000 00:00 0\n\
+7f4310000000-7f4310300000 rw-p 00000000 00:00 0\n";
+
+/// mimalloc's page map, arenas, pages and lists: pairs of a place and a word, of the arena's data first, then of the map, the large block
+/// and the blocks.
+pub fn mimalloc_arenas(bytes: &[u8]) {
+    const SLICE: u64 = 0x1_0000;
+    let mut memory = Fixture::with_maps(Maps::parse(THREE_MAPS));
+    let subprocess = LIBRARY_DATA + 0x100;
+    let part = MAP_PART + ((THREE >> 16) % 8192) * 8;
+    let (entries, bitmap) = (THREE + 0x8000, THREE + 0x4000);
+    let entry = |slice: u64| entries + slice * 112;
+    let of_arena = |slice: u64, slices: u64| [(88, THREE), (96, slice | slices << 32), (104, 7)];
+    // free, used and capacity and reserved, local_free, xthread_free, block_size, page_woffset.
+    let block = |index: u64| THREE + 2 * SLICE + index * 64;
+    let small = [(8, block(3)), (16, 98 | 100 << 16 | 1024 << 32), (32, block(9) | 1), (40, 64), (48, (THREE + 2 * SLICE - entry(2)) / 8)];
+    let large = [(16, 5 | 6 << 16 | 52 << 32), (24, THREE + 3 * SLICE + 10_000), (40, 10_000), (48, (THREE + 3 * SLICE - entry(3)) / 8)];
+    let alone = [(16, 1 | 1 << 16 | 1 << 32), (40, 0x2f_0000), (48, SLICE / 8), (88, ALONE), (96, 0x30_0000), (104, 4)];
+    let words = [(LIBRARY_DATA, SLICE_MAP), (subprocess + 32, THREE), (SLICE_MAP, SLICE_MAP + (2 << 20))];
+    let words = words.into_iter().chain([(SLICE_MAP + (THREE >> 29) * 8, MAP_PART), (part + 16, entry(2)), (part + 88 * 8, entry(3))]);
+    let words = words.chain((3..11).map(|slice| (part + slice * 8, entry(3))));
+    let words = words.chain((0..48).map(|slice| (part + (((ALONE - THREE) >> 16) + slice) * 8, ALONE)));
+    // memid, subproc, arena_idx, slice_count, info_slices, slices_free, slices_committed.
+    let arena = [(16, 4), (24, subprocess), (40, 1024), (48, 2), (104, bitmap), (112, bitmap + 192 + 128)];
+    let words = words.chain(arena.map(|(at, word)| (THREE + at, word)));
+    // Slice 11 has mimalloc's own data, and those behind it are free.
+    let words = words.chain([(bitmap + 192, !0xfff)]).chain((1..16).map(|at| (bitmap + 192 + 8 * at, !0)));
+    let words = words.chain(small.into_iter().chain(of_arena(2, 1)).map(|(at, word)| (entry(2) + at, word)));
+    let words = words.chain(large.into_iter().chain(of_arena(3, 8)).map(|(at, word)| (entry(3) + at, word)));
+    let words = words.chain(alone.map(|(at, word)| (ALONE + at, word))).chain([(block(3), block(5))]);
+    words.for_each(|(at, word)| memory.write_word(at, word));
+    for page in 0..80 {
+        memory.write_word(THREE + 2 * SLICE + page * 4096 + 2048, 0);
+    }
+    for pair in bytes.chunks_exact(10).take(256) {
+        let place = u64::from(u16::from_le_bytes([pair[0], pair[1]]));
+        let start = [THREE, THREE + 0x4000, entries, SLICE_MAP + (THREE >> 29) * 8 - 0x800, part, ALONE, LIBRARY_DATA, THREE + 2 * SLICE]
+            [(place >> 12) as usize % 8];
+        memory.write(start + place % 0x1000, &pair[2..]);
+    }
+    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
+    let Ok(taken) = take(&memory, 1, "service", options, &mut LayoutCache::default()) else { return };
+    for level in [Level::Top, Level::Sampled] {
+        let _ = take(&memory, 1, "service", Options { level, ..options }, &mut LayoutCache::default());
+    }
+    for heap in &taken.census.heaps {
+        assert!(heap.off_balance_bytes() == Some(0) || !taken.census.walk.usable, "{heap:?}");
+    }
+    if bytes.is_empty() {
+        let figures = |heap: &fragprof::census::HeapAccount| (heap.ladder.live_bytes, heap.live_allocations, heap.ladder.extent_bytes);
+        let found: Vec<_> = taken.census.heaps.iter().map(figures).collect();
+        assert_eq!(found, [(Some(97 * 64 + 5 * 10_000 + 0x2f_0000), Some(103), 1024 * SLICE + 0x30_0000)]);
     }
 }
 

@@ -403,7 +403,7 @@ pub static MIMALLOC: Row = Row {
     name: "mimalloc",
     runtime: None,
     libraries: &["libmimalloc"],
-    sought: Some("segment of 2.x"),
+    sought: Some("segment or page map"),
     is_sampled: false,
     gives_way: false,
     footprint: Footprint::Requested,

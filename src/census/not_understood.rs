@@ -175,7 +175,7 @@ mod tests {
         let read = [
             ("libjemalloc", "jemalloc", "page map"),
             ("libtcmalloc", "tcmalloc", "page map"),
-            ("libmimalloc", "mimalloc", "segment of 2.x"),
+            ("libmimalloc", "mimalloc", "segment or page map"),
             ("ld-musl-", "musl", "mallocng metadata"),
             ("libc.so.6", "glibc", "arena in use"),
             ("libc-2.", "glibc", "arena in use"),

@@ -16,6 +16,11 @@ static void *(*mi_heap_get_default)(void);
 static bool (*mi_heap_visit_blocks)(const void *heap, bool blocks, visitor visit, void *arg);
 static void (*mi_collect)(bool force);
 static void (*mi_heap_collect)(void *heap, bool force);
+// Since 3.2 a heap is of all threads; in 3.0 and 3.1 pages without a thread are visited by a call of their own, which passes over full ones.
+static void *(*mi_heap_main)(void);
+static int (*mi_version)(void);
+static void *(*mi_subproc_main)(void);
+static bool (*mi_abandoned_visit_blocks)(void *subproc, int tag, bool blocks, visitor visit, void *arg);
 
 enum { THREADS = 4, BLOCKS = 40000, LARGE = 6 };
 static void *slots[THREADS][BLOCKS + LARGE];
@@ -53,10 +58,15 @@ static void fill(int thread) {
     for (int i = 0; i < (thread == THREADS - 1 ? LARGE - 2 : LARGE); i++) slots[thread][BLOCKS + i] = malloc((size_t)1 << (17 + 2 * i));
 }
 
-static void visit(void) {
+static void visit(bool all) {
     struct sum sum = {0, 0};
-    mi_heap_collect(mi_heap_get_default(), false);
-    mi_heap_visit_blocks(mi_heap_get_default(), true, add, &sum);
+    if (mi_heap_main) {
+        if (all) mi_heap_visit_blocks(mi_heap_main(), true, add, &sum);
+    } else {
+        mi_heap_collect(mi_heap_get_default(), false);
+        mi_heap_visit_blocks(mi_heap_get_default(), true, add, &sum);
+        if (all && mi_version() >= 300) mi_abandoned_visit_blocks(mi_subproc_main(), -1, true, add, &sum);
+    }
     __atomic_add_fetch(&visited_bytes, sum.bytes, __ATOMIC_SEQ_CST);
     __atomic_add_fetch(&visited_blocks, sum.blocks, __ATOMIC_SEQ_CST);
     __atomic_add_fetch(&visited, 1, __ATOMIC_SEQ_CST);
@@ -69,7 +79,7 @@ static void *run(void *arg) {
     // The last one ends: its segments are abandoned.
     if (thread == THREADS - 1) return NULL;
     while (!__atomic_load_n(&turn, __ATOMIC_SEQ_CST)) usleep(1000);
-    visit();
+    visit(false);
     for (;;) pause();
 }
 
@@ -92,6 +102,10 @@ int main(void) {
     mi_heap_get_default = dlsym(RTLD_DEFAULT, "mi_heap_get_default");
     mi_heap_visit_blocks = dlsym(RTLD_DEFAULT, "mi_heap_visit_blocks");
     mi_heap_collect = dlsym(RTLD_DEFAULT, "mi_heap_collect");
+    mi_heap_main = dlsym(RTLD_DEFAULT, "mi_heap_main");
+    mi_version = dlsym(RTLD_DEFAULT, "mi_version");
+    mi_subproc_main = dlsym(RTLD_DEFAULT, "mi_subproc_main");
+    mi_abandoned_visit_blocks = dlsym(RTLD_DEFAULT, "mi_abandoned_visit_blocks");
     mi_collect = dlsym(RTLD_DEFAULT, "mi_collect");
     if (!mi_heap_visit_blocks) return 1;
     for (;;) {
@@ -124,9 +138,11 @@ int main(void) {
             mi_collect(true);
             __atomic_store_n(&turn, 1, __ATOMIC_SEQ_CST);
             int others = __atomic_load_n(&done, __ATOMIC_SEQ_CST) - 1;
-            visit();
+            visit(true);
             while (__atomic_load_n(&visited, __ATOMIC_SEQ_CST) < (others > 0 ? others : 0) + 1) usleep(1000);
-            say("{\"visited_bytes\":%lu,\"visited_blocks\":%lu}\n", visited_bytes, visited_blocks);
+            bool complete = mi_heap_main || mi_version() < 300;
+            say(complete ? "{\"visited_bytes\":%lu,\"visited_blocks\":%lu,\"is_complete\":1}\n"
+                         : "{\"visited_bytes\":%lu,\"visited_blocks\":%lu,\"is_complete\":0}\n", visited_bytes, visited_blocks);
         }
     }
 }

@@ -46,14 +46,19 @@ fn mimallocs_blocks_are_those_that_it_visits_itself() {
             for (taken, what) in [(&before, format!("{what}, before")), (&after, format!("{what}, after"))] {
                 let heap = heap(taken);
                 let what = format!("{what}: {heap:?}");
-                assert_eq!(heap.live_allocations, Some(number(&visited, "visited_blocks")), "{what}");
-                assert_eq!(heap.ladder.live_bytes, Some(number(&visited, "visited_bytes")), "{what}");
+                let (blocks, bytes) = (heap.live_allocations.unwrap(), heap.ladder.live_bytes.unwrap());
+                // 3.0 and 3.1 visit no full pages that have no thread: there the program's list is the only account.
+                let is_complete = number(&visited, "is_complete") == 1;
+                let visited = ["visited_blocks", "visited_bytes"].map(|key| number(&visited, key));
+                assert!(visited == [blocks, bytes] || !is_complete, "{what}");
+                let [held_blocks, held_bytes] = ["held_blocks", "held_bytes"].map(|key| number(&held, key));
+                // Libc's own blocks are few.
+                assert!((held_blocks..held_blocks + 64).contains(&blocks), "{what}");
+                assert!((held_bytes..held_bytes + (64 << 10)).contains(&bytes), "{what}");
                 assert_eq!((heap.off_balance_bytes(), heap.ladder.unknown_bytes), (Some(0), Some(0)), "{what}");
                 assert!(taken.census.walk.usable && taken.census.layout_unknown.is_empty(), "{what}: {:?}", taken.census.layout_unknown);
                 assert_eq!(taken.census.walk.broken_lists + taken.census.walk.broken_headers, 0, "{what}: {:?}", taken.census.walk);
             }
-            // Libc's own blocks are few.
-            assert!(number(&visited, "visited_blocks") - number(&held, "held_blocks") < 64, "{what}");
             let top = target.census(Level::Top);
             assert_eq!(self::heap(&top).ladder.extent_bytes, heap(&after).ladder.extent_bytes, "{what}");
             let sampled = target.census(Level::Sampled);
@@ -73,7 +78,10 @@ fn what_mimalloc_gives_back_is_what_was_predicted() {
         target.tell("alone");
         target.tell("peak");
         let before = target.census(Level::Full);
-        let predicted = heap(&before).ladder.trimmable_bytes.unwrap();
+        let Some(predicted) = heap(&before).ladder.trimmable_bytes else {
+            assert!(heap(&before).layout.starts_with("mimalloc 3.2,"), "{:?}", heap(&before));
+            continue;
+        };
         let resident = target.anonymous_bytes();
         target.tell("collect");
         let fact = resident.saturating_sub(target.anonymous_bytes());

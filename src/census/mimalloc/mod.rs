@@ -1,18 +1,21 @@
-//! mimalloc 2.x: found by its segments, without a symbol; any number of threads, abandoned segments, huge blocks.
+//! mimalloc 2.x and 3.x: found by form, without a symbol; any number of threads, abandoned pages, huge blocks.
 //!
 //! ```text
-//! segments (at multiples of 32 MiB, by form) ─→ pages (blocks of one size) ─→ chunks, account
+//! 2.x: segments (at multiples of 32 MiB) ──┐
+//! 3.x: page map ─→ arenas, own mappings ───┴→ pages (blocks of one size) ─→ chunks, account
 //! ```
 //!
 //! Live are the blocks that the program holds: those that another thread freed and that their owner has not taken over yet are free here,
-//! though mimalloc still counts them. Not read: 3.x, which has no segments; builds that encode their lists (`MI_SECURE`, `MI_DEBUG`).
+//! though mimalloc still counts them. Not read: builds that encode their lists (`MI_SECURE`, `MI_DEBUG`).
 
+pub mod arenas;
 pub mod pages;
 pub mod segments;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use self::arenas::Arenas;
 use self::pages::StartRule;
 use self::segments::{Identity, Page, PageForm, SEGMENT_BYTES, SEGMENTS_MAX, Segment};
 use super::account::{HeapAccount, Level, Sums, occupancy_of};
@@ -46,15 +49,25 @@ impl HeapReader for Reader {
     }
 
     fn read(&mut self, sight: &Sight<'_>) -> Result<Option<HeapWalk>, MemoryError> {
-        Ok(find(sight).map(|found| walk(sight, &found)))
+        let found = find(sight).or_else(|| {
+            let Arenas { form, releases, list, left_out } = arenas::find(sight)?;
+            let (name, returns_all) = (releases.name(form), releases.returns_all());
+            Some(Found { form, releases: name, rule: StartRule::Fixed, list, returns_all, left_out })
+        });
+        Ok(found.map(|found| walk(sight, &found)))
     }
 }
 
-/// The segments of a process, by address.
+/// The segments of a process, or what 3.x has instead, by address.
 struct Found {
     form: PageForm,
+    releases: &'static str,
     rule: StartRule,
     list: Vec<Segment>,
+    /// Whether it is known what a collection returns.
+    returns_all: bool,
+    /// Pages and more that were left out because there were too many.
+    left_out: u64,
 }
 
 /// Finds the segments: those of the layout and number that most have.
@@ -76,7 +89,8 @@ fn find(sight: &Sight<'_>) -> Option<Found> {
         pages.filter(|page| page.block_bytes > 0 && rule.agrees(page) == Some(true)).count()
     };
     let rule = StartRule::ALL.into_iter().rev().max_by_key(agreeing)?;
-    Some(Found { form: identity.form.pages, rule, list })
+    let form = identity.form.pages;
+    Some(Found { form, releases: form.releases(), rule, list, returns_all: true, left_out: 0 })
 }
 
 /// Where a segment can begin: the multiples of its alignment in private anonymous memory.
@@ -90,7 +104,7 @@ fn places(sight: &Sight<'_>) -> Vec<u64> {
 }
 
 fn walk(sight: &Sight<'_>, found: &Found) -> HeapWalk {
-    let layout = format!("mimalloc {}, {} segments", found.form.releases(), found.list.len());
+    let layout = format!("mimalloc {}, {} {}", found.releases, found.list.len(), found.form.extent());
     let mut account = HeapAccount::new(Allocator::Mimalloc, layout);
     let mut pages = PageCache::new(sight.memory);
     let mut extents: Vec<(u32, Range<u64>)> = Vec::with_capacity(found.list.len());
@@ -107,7 +121,7 @@ fn walk(sight: &Sight<'_>, found: &Found) -> HeapWalk {
     if sight.options.level == Level::Full {
         let mut all = Walk::new(sight, found);
         found.list.iter().for_each(|segment| all.add(segment));
-        account.ladder.trimmable_bytes = Some(all.trimmable_bytes);
+        account.ladder.trimmable_bytes = found.returns_all.then_some(all.trimmable_bytes);
         (chunks, quality) = all.finish();
         fill(&mut account, &chunks, &mut pages);
         quality.unknown_bytes = account.ladder.unknown_bytes.unwrap_or(0);
@@ -117,6 +131,7 @@ fn walk(sight: &Sight<'_>, found: &Found) -> HeapWalk {
         (account.live_bytes_est, account.live_bytes_stderr) = (Some(live), Some(error));
         quality = all.finish().1;
     }
+    quality.broken_headers += found.left_out;
     quality.judge(account.ladder.extent_bytes, account.off_balance_bytes().unwrap_or(0) == 0);
     HeapWalk { account, quality, chunks, extents }
 }
@@ -174,6 +189,7 @@ impl<'a> Walk<'a> {
 
     /// Follows the lists of blocks that other threads freed while their pages were full.
     fn follow_heaps(&mut self, found: &Found) {
+        let Some(delayed_at) = found.form.delayed_at() else { return };
         let in_use = || found.list.iter().flat_map(|segment| &segment.pages).filter(|page| page.block_bytes > 0);
         let heaps: BTreeSet<u64> = in_use().map(|page| page.heap).filter(|&heap| heap != 0).take(HEAPS_MAX).collect();
         let is_block = |block: u64| {
@@ -186,7 +202,7 @@ impl<'a> Walk<'a> {
             })
         };
         for heap in heaps {
-            let (from, mut next) = (self.delayed.len(), self.memory.word(heap.wrapping_add(found.form.delayed_at())).unwrap_or(0));
+            let (from, mut next) = (self.delayed.len(), self.memory.word(heap.wrapping_add(delayed_at)).unwrap_or(0));
             while next != 0 {
                 if !is_block(next) || self.delayed.len() >= DELAYED_MAX {
                     // Another layout, or the list is being taken over.
@@ -230,10 +246,10 @@ impl<'a> Walk<'a> {
     fn add(&mut self, segment: &Segment) {
         self.chunks.begin_region(segment.range.start, 0);
         self.chunks.push(segment.info_bytes, ChunkState::Overhead);
-        let (mut is_free, mut free_resident_bytes) = (true, 0);
+        let (mut is_free, mut free_resident_bytes) = (self.form.is_in_segments(), 0);
         for page in &segment.pages {
             match self.page(page) {
-                true => free_resident_bytes += self.pages.resident_bytes(page.addr..page.addr.saturating_add(page.bytes)),
+                true => free_resident_bytes += self.pages.resident_bytes(page.range()),
                 false => is_free = false,
             }
         }
@@ -248,6 +264,10 @@ impl<'a> Walk<'a> {
 
     /// Adds a page; returns whether no block of it is in use.
     fn page(&mut self, page: &Page) -> bool {
+        if page.is_metadata {
+            self.chunks.push(page.bytes, ChunkState::Overhead);
+            return false;
+        }
         let mut is_free = page.block_bytes == 0 || page.used == 0;
         if is_free {
             self.chunks.push(page.bytes, ChunkState::Free);

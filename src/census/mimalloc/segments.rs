@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use super::super::memory::{Memory, Piece, is_user_address, word_at, word16_at, word32_at};
+use super::arenas;
 
 /// Alignment of segments, and the bytes of a normal one.
 pub const SEGMENT_BYTES: u64 = 32 << 20;
@@ -35,6 +36,10 @@ pub enum PageForm {
     Early,
     /// Since 2.1.4: 96 bytes.
     Late,
+    /// 3.0 to 3.3: 120 bytes, with the address of the first block ([`super::arenas`]).
+    Pointer,
+    /// Since 3.4: 112 bytes, with the distance of the first block from the entry.
+    Offset,
 }
 
 /// The layout of a build.
@@ -47,12 +52,19 @@ pub struct Form {
 }
 
 impl PageForm {
-    const ALL: [Self; 2] = [Self::Late, Self::Early];
+    /// Those in segments.
+    const IN_SEGMENTS: [Self; 2] = [Self::Late, Self::Early];
+    /// Those that a page map leads to.
+    pub const MAPPED: [Self; 2] = [Self::Pointer, Self::Offset];
 
-    fn bytes(self) -> usize {
+    /// Bytes of an entry.
+    #[must_use]
+    pub fn bytes(self) -> usize {
         match self {
             Self::Early => 80,
             Self::Late => 96,
+            Self::Pointer => 120,
+            Self::Offset => 112,
         }
     }
 
@@ -62,23 +74,38 @@ impl PageForm {
         match self {
             Self::Early => "2.x until 2.1.2",
             Self::Late => "2.1.4 or later 2.x",
+            Self::Pointer => "3.0 to 3.3",
+            Self::Offset => "3.4 or later 3.x",
         }
     }
 
-    /// Whether `mi_collect(true)` returns free slices of segments that a thread uses; until 2.1.2 only time does (`mi_heap_collect_ex`,
-    /// src/heap.c, and `mi_segment_delayed_decommit`, src/segment.c).
+    /// What an extent is called: segments are returned to the system as soon as all their pages are free, arenas are kept.
     #[must_use]
-    pub fn collects(self) -> bool {
-        self == Self::Late
+    pub fn extent(self) -> &'static str {
+        if self.is_in_segments() { "segments" } else { "arenas and large blocks" }
     }
 
-    /// Where a heap (`struct mi_heap_s`) has the list of blocks that other threads freed.
+    /// Whether its pages lie in segments.
     #[must_use]
-    pub fn delayed_at(self) -> u64 {
+    pub fn is_in_segments(self) -> bool {
+        Self::IN_SEGMENTS.contains(&self)
+    }
+
+    /// Whether `mi_collect(true)` returns free slices of segments that a thread uses, or of arenas; until 2.1.2 only time does
+    /// (`mi_heap_collect_ex`, src/heap.c, and `mi_segment_delayed_decommit`, src/segment.c).
+    #[must_use]
+    pub fn collects(self) -> bool {
+        self != Self::Early
+    }
+
+    /// Where a heap (`struct mi_heap_s`) has the list of blocks that other threads freed; `None` = all are in the pages' lists.
+    #[must_use]
+    pub fn delayed_at(self) -> Option<u64> {
         match self {
             // tld, pages_free_direct[129], pages[75].
-            Self::Early => 8 + 129 * 8 + 75 * 24,
-            Self::Late => 8,
+            Self::Early => Some(8 + 129 * 8 + 75 * 24),
+            Self::Late => Some(8),
+            Self::Pointer | Self::Offset => None,
         }
     }
 }
@@ -104,16 +131,46 @@ pub struct Page {
     pub free: [u64; 2],
     /// First block of `xthread_free`: freed by other threads.
     pub thread_free: u64,
-    /// The heap that owns it; 0 if it is abandoned.
+    /// The heap that owns it; 0 if it is abandoned, or all its blocks are in its own lists.
     pub heap: u64,
+    /// Whether it has mimalloc's own data and no blocks.
+    pub is_metadata: bool,
 }
 
 impl Page {
+    /// Slices without blocks.
+    #[must_use]
+    pub fn without_blocks(addr: u64, bytes: u64) -> Self {
+        let none = [0; 2];
+        Self {
+            entry: 0,
+            addr,
+            bytes,
+            block_bytes: 0,
+            start: None,
+            capacity: 0,
+            used: 0,
+            free: none,
+            thread_free: 0,
+            heap: 0,
+            is_metadata: false,
+        }
+    }
+
+    /// Its slices.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.addr..self.addr.saturating_add(self.bytes)
+    }
+
     /// The same page as its entry is now; `None` if it became another.
     #[must_use]
     pub fn again(&self, memory: &dyn Memory, form: PageForm) -> Option<Self> {
         let entry = memory.bytes(self.entry, form.bytes())?;
-        let page = Self::parse(&entry, form, (self.entry, self.addr))?;
+        let page = match form.is_in_segments() {
+            true => Self::parse(&entry, form, (self.entry, self.addr))?,
+            false => arenas::parse_page(&entry, form, self.entry).filter(|page| page.addr == self.addr)?,
+        };
         (page.bytes == self.bytes && page.block_bytes == self.block_bytes && page.start == self.start).then_some(page)
     }
 
@@ -125,7 +182,7 @@ impl Page {
         let word = |at: usize| word_at(entry, at);
         let (block_bytes, used, local, thread, heap, start) = match form {
             PageForm::Early => (u64::from(word32_at(entry, 28)), u64::from(word32_at(entry, 24)), word(32), word(40), word(48), None),
-            PageForm::Late => (word(40), u64::from(word16_at(entry, 32)), word(24), word(56), word(64), Some(word(48))),
+            _ => (word(40), u64::from(word16_at(entry, 32)), word(24), word(56), word(64), Some(word(48))),
         };
         let bytes = slices * SLICE_BYTES;
         // A block of 2 GiB and more has the size of its page.
@@ -147,13 +204,14 @@ impl Page {
             free: [word(16), local],
             thread_free: thread & !3,
             heap,
+            is_metadata: false,
         };
         // What is left in the entry of free slices says nothing.
         (block_bytes == 0 || is_sound).then_some(page)
     }
 }
 
-/// A segment.
+/// A segment; of 3.x an arena, or a mapping with one page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// Its address space.
@@ -185,7 +243,7 @@ pub fn read(memory: &dyn Memory, addr: u64, is_mapped: impl Fn(&Range<u64>) -> b
         return Vec::new();
     }
     let bytes = present(memory, addr, HEADER_BYTES);
-    let forms = places.into_iter().flat_map(|entries_at| PageForm::ALL.map(|pages| Form { entries_at, pages }));
+    let forms = places.into_iter().flat_map(|entries_at| PageForm::IN_SEGMENTS.map(|pages| Form { entries_at, pages }));
     forms.filter_map(|form| parse(&bytes, addr, form).filter(|(_, segment)| is_mapped(&segment.range))).collect()
 }
 
@@ -262,7 +320,7 @@ fn parse(bytes: &[u8], addr: u64, form: Form) -> Option<(Identity, Segment)> {
 impl Page {
     /// A page for tests of its blocks.
     pub fn of(addr: u64, bytes: u64, block_bytes: u64, start: Option<u64>) -> Self {
-        Self { entry: 0, addr, bytes, block_bytes, start, capacity: 0, used: 0, free: [0; 2], thread_free: 0, heap: 0 }
+        Self { block_bytes, start, ..Self::without_blocks(addr, bytes) }
     }
 }
 
@@ -293,7 +351,7 @@ mod tests {
                 put(page + 24, 60, 4);
                 put(page + 28, 64, 4);
             }
-            PageForm::Late => {
+            _ => {
                 put(page + 32, 60, 2);
                 put(page + 40, 64, 8);
                 put(page + 48, ADDR + 0x1_0000 + 192, 8);
@@ -306,7 +364,7 @@ mod tests {
     fn each_layout_is_recognised_by_its_chain_of_pages_and_by_no_other() {
         for form in [Form { entries_at: 264, pages: PageForm::Early }, Form { entries_at: 304, pages: PageForm::Late }] {
             let bytes = header(form, form.pages == PageForm::Late);
-            let forms = ENTRIES_AT.step_by(8).flat_map(|entries_at| PageForm::ALL.map(|pages| Form { entries_at, pages }));
+            let forms = ENTRIES_AT.step_by(8).flat_map(|entries_at| PageForm::IN_SEGMENTS.map(|pages| Form { entries_at, pages }));
             let found: Vec<_> = forms.filter_map(|form| parse(&bytes, ADDR, form)).collect();
             let (identity, segment) = found[0].clone();
             assert_eq!((found.len(), identity), (1, Identity { form, key: 0x1234_5678_9abc_def1 }));
