@@ -6,9 +6,9 @@ mkdir -p target/allocator-matrix
 log=target/allocator-matrix/log
 status=0
 if [ -n "${INTEGRATION:-}" ]; then
-	"$INTEGRATION" matrix::every_place --ignored --nocapture >"$log" 2>&1 || status=$?
+	"$INTEGRATION" matrix::every_call_site --ignored --nocapture >"$log" 2>&1 || status=$?
 else
-	cargo test --test integration matrix::every_place -- --ignored --nocapture >"$log" 2>&1 || status=$?
+	cargo test --test integration matrix::every_call_site -- --ignored --nocapture >"$log" 2>&1 || status=$?
 fi
 python3 scripts/matrix/allocators.py "$log"
 grep -P '^@@cell\t.*\twrong\t' "$log" >&2 || true

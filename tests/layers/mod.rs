@@ -1,5 +1,7 @@
 //! Compares the order of the modules in the diagram of src/lib.rs with what they use.
 
+mod targets;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
