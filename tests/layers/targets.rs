@@ -31,7 +31,9 @@ fn every_test_that_a_make_target_a_script_or_a_plan_names_exists() {
     assert!(unknown.is_empty(), "no test has these names: {unknown:?}");
     for plan in ["plan", "plan-arm64"] {
         let plan = read(&root.join("scripts/matrix").join(plan));
-        let unknown: Vec<_> = plan.lines().filter(|line| line.contains("::") && !tests.contains(line)).collect();
+        // A name, and for some the oldest kernel on which it is run.
+        let names = plan.lines().filter_map(|line| line.split_whitespace().next()).filter(|name| name.contains("::"));
+        let unknown: Vec<_> = names.filter(|name| !tests.contains(name)).collect();
         assert!(unknown.is_empty(), "no test has these names: {unknown:?}");
     }
 }
