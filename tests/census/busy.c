@@ -13,7 +13,11 @@
 struct state { uint64_t seed; void *slots[SLOTS]; long bytes, operations; void *pinned[PINNED]; int ready; char pad[64]; };
 static struct state states[THREADS];
 
-static long chunk(void *p) { return p ? (long)malloc_usable_size(p) + 8 : 0; }
+// What a block takes besides its usable bytes: 8 with glibc.
+#ifndef HEADER_BYTES
+#define HEADER_BYTES 8
+#endif
+static long chunk(void *p) { return p ? (long)malloc_usable_size(p) + HEADER_BYTES : 0; }
 
 static void *run(void *arg) {
     struct state *s = arg;

@@ -93,6 +93,37 @@ fn what_mimalloc_gives_back_is_what_was_predicted() {
     }
 }
 
+/// Three threads allocate and free as fast as they can. Pages that always contradict themselves are unknown, and no block is called free
+/// that never was.
+#[test]
+fn a_busy_heap_is_counted_within_its_unknown_bytes() {
+    for library in libraries() {
+        let mut command = Command::new(build("busy.c", "cc", &["-lpthread", "-DHEADER_BYTES=0"]));
+        let mut target = Target::start(command.env("LD_PRELOAD", &library));
+        let own = target.tell("start");
+        let pinned: Vec<u64> = own["pinned"].as_array().unwrap().iter().map(|addr| addr.as_u64().unwrap()).collect();
+        let (mut errors, mut unknown, mut live) = (Vec::new(), 0.0, 0.0);
+        for _ in 0..8 {
+            let before = target.tell("count")["live_bytes"].as_f64().unwrap();
+            let taken = target.census(Level::Full);
+            let after = target.tell("count")["live_bytes"].as_f64().unwrap();
+            let ladder = &heap(&taken).ladder;
+            let missed = pinned.iter().filter(|&&addr| taken.heaps[0].chunks.is_live(addr) == Some(false)).count();
+            assert_eq!(missed, 0, "{}: {:?}", library.display(), taken.census.walk);
+            let (least, most) = (ladder.live_bytes.unwrap() as f64, (ladder.live_bytes.unwrap() + ladder.unknown_bytes.unwrap()) as f64);
+            let truth = (before + after) / 2.0;
+            let off = if least > truth { least - truth } else { (most - truth).min(0.0) };
+            errors.push(off / truth);
+            (unknown, live) = (unknown + most - least, live + truth);
+        }
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        println!("{}: errors {errors:.4?}, mean {mean:.4}, unknown {:.4} of live", library.display(), unknown / live);
+        // The heap changes while it is walked.
+        assert!(mean.abs() < 0.02 && errors.iter().all(|error| error.abs() < 0.06), "{}: {errors:?}", library.display());
+        assert!(unknown < live / 10.0, "{}: {unknown} of {live}", library.display());
+    }
+}
+
 #[test]
 fn every_block_that_a_program_holds_is_live_in_mimallocs_pages() {
     for scenario in ["mix", "holes16", "large", "mmapped"] {

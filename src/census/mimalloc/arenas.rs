@@ -31,6 +31,8 @@ const PARTS_MAX: usize = 1024;
 const PAGES_MAX: usize = 1 << 20;
 /// Arenas of a process: mimalloc has 160.
 const ARENAS_MAX: usize = 1024;
+/// Slices of all arenas: 256 GiB. Each can be a page or a gap of its own.
+const ALL_SLICES_MAX: u64 = 1 << 22;
 /// Entries read at once.
 const BATCH: usize = 512;
 /// Slices of an arena (`MI_BITMAP_MAX_BIT_COUNT`: 512 chunks of 512 bits).
@@ -117,7 +119,14 @@ pub fn find(sight: &Sight<'_>) -> Option<Arenas> {
     }
     let unbacked = unbacked_ranges(sight.maps);
     let is_mapped = |range: &Range<u64>| range_of(&unbacked, range.start).is_some_and(|own| range.end <= own.end);
-    let arenas = arenas(sight.memory, by_arena.keys().copied().collect(), is_mapped);
+    let mut arenas = arenas(sight.memory, by_arena.keys().copied().collect(), is_mapped);
+    let (found, mut end, mut slices) = (arenas.len(), 0, 0);
+    arenas.retain(|arena| {
+        let fits = arena.start >= end && slices + arena.slices <= ALL_SLICES_MAX;
+        (end, slices) = if fits { (arena.range().end, slices + arena.slices) } else { (end, slices) };
+        fits
+    });
+    left_out += (found - arenas.len()) as u64;
     let releases = arenas.first().map_or(Releases::Later, |arena| arena.releases);
     let mut all: Vec<Segment> = arenas.iter().map(|arena| arena.segment(by_arena.remove(&arena.start).unwrap_or_default())).collect();
     // Those of an arena that was not understood are there at least.
@@ -125,7 +134,7 @@ pub fn find(sight: &Sight<'_>) -> Option<Arenas> {
     all.extend(alone.map(|page| Segment { range: page.range(), info_bytes: 0, is_abandoned: false, pages: vec![page] }));
     all.sort_by_key(|segment| segment.range.start);
     // A page that was freed while it was read, and whose place has another.
-    let mut end = 0;
+    end = 0;
     all.retain(|segment| {
         let follows = segment.range.start >= end;
         end = if follows { segment.range.end } else { end };

@@ -268,6 +268,9 @@ impl<'a> Walk<'a> {
             self.chunks.push(page.bytes, ChunkState::Overhead);
             return false;
         }
+        // Its entry was read when all were found. Of a busy heap, pages that were full then would be counted so, and the others as they are
+        // now, on average fuller.
+        let page = &if page.block_bytes > 0 { page.again(self.memory, self.form).unwrap_or(*page) } else { *page };
         let mut is_free = page.block_bytes == 0 || page.used == 0;
         if is_free {
             self.chunks.push(page.bytes, ChunkState::Free);
