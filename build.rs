@@ -168,8 +168,9 @@ fn compile(source: &str, name: &str, defines: &[&str]) -> Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?).join(format!("{name}.bpf.o"));
     let source = format!("bpf/{source}.bpf.c");
     let arch = target_arch()?;
-    // Debian and Ubuntu keep asm/ in the architecture's folder, where a compiler for the BPF target does not look.
-    let asm = format!("-idirafter/usr/include/{arch}-linux-gnu");
+    // Debian and Ubuntu keep asm/ in the architecture's folder, where a compiler for the BPF target does not look; packages for cross
+    // compilers have a folder of their own.
+    let asm = [format!("-idirafter/usr/include/{arch}-linux-gnu"), format!("-idirafter/usr/{arch}-linux-gnu/include")];
     // The verifier's log names the line of each instruction; the absolute path of the sources would be private, and would make two builds
     // differ.
     let here = env::current_dir().context("no current folder")?;
@@ -177,7 +178,8 @@ fn compile(source: &str, name: &str, defines: &[&str]) -> Result<()> {
     let mut builder = SkeletonBuilder::new();
     let mut flags = vec![
         BPF_CPU,
-        &asm,
+        &asm[0],
+        &asm[1],
         &elsewhere,
         "-Wall",
         "-Wextra",
