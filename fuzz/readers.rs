@@ -12,7 +12,7 @@ use fragprof::bpf::{
 use fragprof::census::core_file::CoreFile;
 use fragprof::census::runtime::hotspot::perf_data::Counters;
 use fragprof::census::runtime::hotspot::structs::{Library, LibraryFile};
-use fragprof::census::{Fixture, LayoutCache, Level, Memory as _, Options, Pace, ThreadState, take};
+use fragprof::census::{Fixture, LayoutCache, Level, Memory as _, Options, Pace, Taken, ThreadState, take};
 use fragprof::emitter::usdt;
 use fragprof::managed::cpython::layout::{Layout, Version};
 use fragprof::managed::cpython::{Definition, Python};
@@ -711,18 +711,24 @@ pub fn pymalloc(bytes: &[u8]) {
         let start = if place < 0x300 { ARENA_TABLE - 0x10 } else { ARENA - 0x300 };
         memory.write(start + place, &pair[2..]);
     }
-    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
-    let Ok(taken) = take(&memory, 1, "python", options, &mut LayoutCache::default()) else { return };
-    for level in [Level::Top, Level::Sampled] {
-        let _ = take(&memory, 1, "python", Options { level, ..options }, &mut LayoutCache::default());
-    }
-    for heap in &taken.census.heaps {
-        assert!(heap.off_balance_bytes() == Some(0) || !taken.census.walk.usable, "{heap:?}");
-    }
+    let Some(taken) = at_every_level(&memory, "python") else { return };
     if bytes.is_empty() {
         let live: Vec<_> = taken.census.heaps.iter().map(|heap| (heap.ladder.live_bytes, heap.live_allocations)).collect();
         assert_eq!(live, [(Some(3 * 64 + 7 * 512), Some(10))]);
     }
+}
+
+/// The full census of this memory, which must balance, after one at each other level.
+fn at_every_level(memory: &Fixture, name: &str) -> Option<Taken> {
+    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
+    for level in [Level::Top, Level::Sampled] {
+        let _ = take(memory, 1, name, Options { level, ..options }, &mut LayoutCache::default());
+    }
+    let taken = take(memory, 1, name, options, &mut LayoutCache::default()).ok()?;
+    for heap in &taken.census.heaps {
+        assert!(heap.off_balance_bytes() == Some(0) || !taken.census.walk.usable, "{heap:?}");
+    }
+    Some(taken)
 }
 
 /// A segment of mimalloc 2.0 with a page of 64-byte blocks and one of 10,000 bytes, and the heap that owns them.
@@ -757,14 +763,7 @@ pub fn mimalloc(bytes: &[u8]) {
         let start = if place < 0x1000 { SEGMENT } else { SEGMENT + 0xf000 };
         memory.write(start + place, &pair[2..]);
     }
-    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
-    let Ok(taken) = take(&memory, 1, "service", options, &mut LayoutCache::default()) else { return };
-    for level in [Level::Top, Level::Sampled] {
-        let _ = take(&memory, 1, "service", Options { level, ..options }, &mut LayoutCache::default());
-    }
-    for heap in &taken.census.heaps {
-        assert!(heap.off_balance_bytes() == Some(0) || !taken.census.walk.usable, "{heap:?}");
-    }
+    let Some(taken) = at_every_level(&memory, "service") else { return };
     if bytes.is_empty() {
         let live: Vec<_> = taken.census.heaps.iter().map(|heap| (heap.ladder.live_bytes, heap.live_allocations)).collect();
         assert_eq!(live, [(Some(97 * 64 + 4 * 10_000), Some(101))]);
@@ -822,14 +821,7 @@ pub fn mimalloc_arenas(bytes: &[u8]) {
             [(place >> 12) as usize % 8];
         memory.write(start + place % 0x1000, &pair[2..]);
     }
-    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
-    let Ok(taken) = take(&memory, 1, "service", options, &mut LayoutCache::default()) else { return };
-    for level in [Level::Top, Level::Sampled] {
-        let _ = take(&memory, 1, "service", Options { level, ..options }, &mut LayoutCache::default());
-    }
-    for heap in &taken.census.heaps {
-        assert!(heap.off_balance_bytes() == Some(0) || !taken.census.walk.usable, "{heap:?}");
-    }
+    let Some(taken) = at_every_level(&memory, "service") else { return };
     if bytes.is_empty() {
         let figures = |heap: &fragprof::census::HeapAccount| (heap.ladder.live_bytes, heap.live_allocations, heap.ladder.extent_bytes);
         let found: Vec<_> = taken.census.heaps.iter().map(figures).collect();
