@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::help::examples;
 use super::output;
 use super::progress::{self, Said};
+use crate::allocator::Release;
 use crate::census::pace;
 use crate::census::runtime::hotspot::JavaMemory;
 use crate::census::{Census, CoreFile, HeapAccount, LayoutCache, Level, LiveMemory, MemoryError, Options, Pace, Taken, take};
@@ -242,7 +243,11 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
         if details.huge_bytes > 0 { format!("{} in huge pages", HumanBytes(details.huge_bytes)) } else { String::new() },
     )?;
     row(6, "live, resident", heap.live_resident_bytes(), String::new())?;
-    row(6, "trimmable", ladder.trimmable_bytes, "a trim would release it now".into())?;
+    let released = match heap.allocator.row().release {
+        Release::Calls([call, ..]) => format!("{} would release it now", call.text),
+        _ => "whole free pages; no call from outside releases them".into(),
+    };
+    row(6, "trimmable", ladder.trimmable_bytes, released)?;
     row(6, "pinned", ladder.pinned_bytes, "free, on pages with live bytes".into())?;
     row(6, "kept", details.kept_bytes, "free pages that a trim leaves".into())?;
     row(2, "live", ladder.live_bytes, heap.live_allocations.map_or(String::new(), |count| format!("{count} allocations")))?;

@@ -17,7 +17,7 @@ use std::ops::Range;
 use super::super::memory::{Memory, Piece, is_user_address, word_at, word16_at, word32_at};
 use super::super::objects::{range_of, read_present, unbacked_ranges};
 use super::super::reader::Sight;
-use super::segments::{Page, PageForm, SLICE_BYTES, Segment};
+use super::segments::{Gap, Page, PageForm, SLICE_BYTES, Segment};
 
 /// Bytes of the page map: for addresses of 47 or 48 bits.
 const MAP_BYTES: [u64; 2] = [2 << 20, 4 << 20];
@@ -105,16 +105,30 @@ impl Releases {
 #[must_use]
 pub fn find(sight: &Sight<'_>) -> Option<Arenas> {
     let (entries, mut left_out) = entries(sight.memory, find_map(sight)?);
-    let form = PageForm::MAPPED.into_iter().max_by_key(|&form| pages(sight.memory, &entries, form).take(BATCH).count())?;
+    let sound = |form| pages(sight.memory, &entries, form).take(BATCH).filter(|(_, page)| page.is_some()).count();
+    let form = PageForm::MAPPED.into_iter().max_by_key(|&form| sound(form))?;
     let mut alone = Vec::new();
     let mut by_arena: BTreeMap<u64, Vec<Page>> = BTreeMap::new();
-    for (page, home) in pages(sight.memory, &entries, form) {
-        match home {
-            Home::Arena(arena) if by_arena.len() < ARENAS_MAX || by_arena.contains_key(&arena) => {
-                by_arena.entry(arena).or_default().push(page);
-            }
-            Home::Arena(_) => left_out += 1,
-            Home::Own => alone.push(page),
+    let mut add = |page: Page, home: Home| match home {
+        Home::Arena(arena) if by_arena.len() < ARENAS_MAX || by_arena.contains_key(&arena) => {
+            by_arena.entry(arena).or_default().push(page);
+        }
+        Home::Arena(_) => left_out += 1,
+        Home::Own => alone.push(page),
+    };
+    let mut broken = Vec::new();
+    for (entry, read) in pages(sight.memory, &entries, form) {
+        match read {
+            Some((page, home)) => add(page, home),
+            None => broken.push(entry),
+        }
+    }
+    // Those that the program was changing are in order now.
+    let mut broken_slices = BTreeSet::new();
+    for ((_, slice), read) in pages(sight.memory, &broken, form) {
+        match read {
+            Some((page, home)) => add(page, home),
+            None => _ = broken_slices.insert(slice),
         }
     }
     let unbacked = unbacked_ranges(sight.maps);
@@ -128,7 +142,13 @@ pub fn find(sight: &Sight<'_>) -> Option<Arenas> {
     });
     left_out += (found - arenas.len()) as u64;
     let releases = arenas.first().map_or(Releases::Later, |arena| arena.releases);
-    let mut all: Vec<Segment> = arenas.iter().map(|arena| arena.segment(by_arena.remove(&arena.start).unwrap_or_default())).collect();
+    if releases == Releases::Zero {
+        broken_slices.clear();
+    }
+    let of_arena = |arena: &Arena| arena.segment(by_arena.remove(&arena.start).unwrap_or_default(), &broken_slices);
+    let mut all: Vec<Segment> = arenas.iter().map(of_arena).collect();
+    let in_arena = |slice: &u64| arenas.iter().any(|arena| arena.range().contains(slice));
+    left_out += broken_slices.iter().filter(|&slice| range_of(&unbacked, *slice).is_some() && !in_arena(slice)).count() as u64;
     // Those of an arena that was not understood are there at least.
     let alone = alone.into_iter().chain(by_arena.into_values().flatten()).filter(|page| is_mapped(&page.range()));
     all.extend(alone.map(|page| Segment { range: page.range(), info_bytes: 0, is_abandoned: false, pages: vec![page] }));
@@ -201,8 +221,12 @@ enum Home {
     Own,
 }
 
-/// The pages of these entries that are in order, with the memory's origin. They are read in batches, as they are asked for.
-fn pages<'a>(memory: &'a dyn Memory, entries: &'a [(u64, u64)], form: PageForm) -> impl Iterator<Item = (Page, Home)> + 'a {
+/// These entries, each with its page and the origin of its memory if it is in order. They are read in batches, as they are asked for.
+fn pages<'a>(
+    memory: &'a dyn Memory,
+    entries: &'a [(u64, u64)],
+    form: PageForm,
+) -> impl Iterator<Item = ((u64, u64), Option<(Page, Home)>)> + 'a {
     entries.chunks(BATCH).flat_map(move |batch| {
         let pieces: Vec<Piece> = batch.iter().map(|&(addr, _)| Piece { addr, bytes: form.bytes() }).collect();
         let mut bytes = vec![0u8; batch.len() * form.bytes()];
@@ -211,10 +235,10 @@ fn pages<'a>(memory: &'a dyn Memory, entries: &'a [(u64, u64)], form: PageForm) 
         for (piece, part) in pieces.iter().zip(bytes.chunks_exact_mut(form.bytes())).skip(read / form.bytes()) {
             memory.read(piece.addr, part);
         }
-        let parsed = batch.iter().zip(bytes.chunks_exact(form.bytes())).filter_map(|(&(addr, slice), entry)| {
-            let (page, home) = parse(entry, form, addr)?;
-            page.range().contains(&slice).then_some((page, home))
-        });
+        let parsed = batch
+            .iter()
+            .zip(bytes.chunks_exact(form.bytes()))
+            .map(|(&(addr, slice), entry)| ((addr, slice), parse(entry, form, addr).filter(|(page, _)| page.range().contains(&slice))));
         parsed.collect::<Vec<_>>()
     })
 }
@@ -252,7 +276,7 @@ fn parse(entry: &[u8], form: PageForm, entry_addr: u64) -> Option<(Page, Home)> 
         free: [word(8), word(24)],
         thread_free: word(32) & !3,
         heap: 0,
-        is_metadata: false,
+        gap: Gap::Free,
     };
     let end = addr.checked_add(bytes)?;
     let is_sound = is_user_address(addr)
@@ -331,8 +355,9 @@ impl Arena {
         usize::try_from(slice / 8).ok().and_then(|at| self.free.get(at)).is_some_and(|byte| byte >> (slice % 8) & 1 == 1)
     }
 
-    /// The arena with its pages, and between them what is free and what mimalloc has for itself.
-    fn segment(&self, mut pages: Vec<Page>) -> Segment {
+    /// The arena with its pages, and between them what is free, what mimalloc has for itself, and the pages, beginning at one of the slices
+    /// `broken`, whose entries were not in order.
+    fn segment(&self, mut pages: Vec<Page>, broken: &BTreeSet<u64>) -> Segment {
         pages.sort_by_key(|page| page.addr);
         let range = self.range();
         let mut all = Vec::with_capacity(2 * pages.len());
@@ -341,22 +366,26 @@ impl Arena {
             let first = page.addr.saturating_sub(self.start) / SLICE_BYTES;
             // Not of a page that is no more.
             if first >= slice && page.range().end <= range.end && !self.is_free(first) {
-                self.fill(&mut all, slice..first);
+                self.fill(&mut all, slice..first, broken);
                 slice = first + page.bytes / SLICE_BYTES;
                 all.push(page);
             }
         }
-        self.fill(&mut all, slice..self.slices);
+        self.fill(&mut all, slice..self.slices, broken);
         Segment { range, info_bytes: self.info_slices * SLICE_BYTES, is_abandoned: false, pages: all }
     }
 
-    fn fill(&self, all: &mut Vec<Page>, slices: Range<u64>) {
+    fn fill(&self, all: &mut Vec<Page>, slices: Range<u64>, broken: &BTreeSet<u64>) {
         let mut at = slices.start;
         while at < slices.end {
             let is_free = self.is_free(at);
             let end = (at..slices.end).find(|&other| self.is_free(other) != is_free).unwrap_or(slices.end);
-            let gap = Page::without_blocks(self.start + at * SLICE_BYTES, (end - at) * SLICE_BYTES);
-            all.push(Page { is_metadata: !is_free, ..gap });
+            let [from, to] = [at, end].map(|slice| self.start + slice * SLICE_BYTES);
+            // Where the entry does not tell how long the page is, it may be as long as all that is in use.
+            let known = if is_free { to } else { broken.range(from..to).next().copied().unwrap_or(to) };
+            let parts = [(from..known, if is_free { Gap::Free } else { Gap::Metadata }), (known..to, Gap::Unknown)];
+            let parts = parts.into_iter().filter(|(part, _)| !part.is_empty());
+            all.extend(parts.map(|(part, gap)| Page { gap, ..Page::without_blocks(part.start, part.end - part.start) }));
             at = end;
         }
     }

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use self::arenas::Arenas;
 use self::pages::StartRule;
-use self::segments::{Identity, Page, PageForm, SEGMENT_BYTES, SEGMENTS_MAX, Segment};
+use self::segments::{Gap, Identity, Page, PageForm, SEGMENT_BYTES, SEGMENTS_MAX, Segment};
 use super::account::{HeapAccount, Level, Sums, occupancy_of};
 use super::chunks::{ChunkState, ChunkTable};
 use super::memory::{Memory, MemoryError, Piece};
@@ -27,6 +27,7 @@ use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
+use crate::units::counted;
 
 /// Places examined for segments.
 const PLACES_MAX: usize = 1 << 16;
@@ -70,6 +71,21 @@ struct Found {
     left_out: u64,
 }
 
+impl Found {
+    /// How many there are of each kind of extent.
+    fn extents(&self) -> String {
+        let all = self.list.len() as u64;
+        if self.form.is_in_segments() {
+            return counted(all, "segment");
+        }
+        let alone = self.list.iter().filter(|extent| extent.info_bytes == 0).count() as u64;
+        match alone {
+            0 => counted(all, "arena"),
+            alone => format!("{}, {}", counted(all - alone, "arena"), counted(alone, "large block")),
+        }
+    }
+}
+
 /// Finds the segments: those of the layout and number that most have.
 fn find(sight: &Sight<'_>) -> Option<Found> {
     let unbacked = unbacked_ranges(sight.maps);
@@ -104,7 +120,7 @@ fn places(sight: &Sight<'_>) -> Vec<u64> {
 }
 
 fn walk(sight: &Sight<'_>, found: &Found) -> HeapWalk {
-    let layout = format!("mimalloc {}, {} {}", found.releases, found.list.len(), found.form.extent());
+    let layout = format!("mimalloc {}, {}", found.releases, found.extents());
     let mut account = HeapAccount::new(Allocator::Mimalloc, layout);
     let mut pages = PageCache::new(sight.memory);
     let mut extents: Vec<(u32, Range<u64>)> = Vec::with_capacity(found.list.len());
@@ -264,8 +280,13 @@ impl<'a> Walk<'a> {
 
     /// Adds a page; returns whether no block of it is in use.
     fn page(&mut self, page: &Page) -> bool {
-        if page.is_metadata {
-            self.chunks.push(page.bytes, ChunkState::Overhead);
+        let state = match page.gap {
+            Gap::Free => None,
+            Gap::Metadata => Some(ChunkState::Overhead),
+            Gap::Unknown => Some(ChunkState::Unknown),
+        };
+        if let Some(state) = state {
+            self.chunks.push(page.bytes, state);
             return false;
         }
         // Its entry was read when all were found. Of a busy heap, pages that were full then would be counted so, and the others as they are

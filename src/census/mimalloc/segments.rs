@@ -79,13 +79,7 @@ impl PageForm {
         }
     }
 
-    /// What an extent is called: segments are returned to the system as soon as all their pages are free, arenas are kept.
-    #[must_use]
-    pub fn extent(self) -> &'static str {
-        if self.is_in_segments() { "segments" } else { "arenas and large blocks" }
-    }
-
-    /// Whether its pages lie in segments.
+    /// Whether its pages lie in segments. They are returned to the system as soon as all their pages are free; arenas are kept.
     #[must_use]
     pub fn is_in_segments(self) -> bool {
         Self::IN_SEGMENTS.contains(&self)
@@ -119,7 +113,7 @@ pub struct Page {
     pub addr: u64,
     /// Its bytes.
     pub bytes: u64,
-    /// Bytes of a block; 0 if the slices are free.
+    /// Bytes of a block; 0 if the slices have none.
     pub block_bytes: u64,
     /// The first block, if the entry has it.
     pub start: Option<u64>,
@@ -133,8 +127,19 @@ pub struct Page {
     pub thread_free: u64,
     /// The heap that owns it; 0 if it is abandoned, or all its blocks are in its own lists.
     pub heap: u64,
-    /// Whether it has mimalloc's own data and no blocks.
-    pub is_metadata: bool,
+    /// What is in slices without blocks.
+    pub gap: Gap,
+}
+
+/// What is in slices without blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gap {
+    /// Nothing: they are free.
+    Free,
+    /// mimalloc's own data.
+    Metadata,
+    /// A page whose entry was not in order.
+    Unknown,
 }
 
 impl Page {
@@ -153,7 +158,7 @@ impl Page {
             free: none,
             thread_free: 0,
             heap: 0,
-            is_metadata: false,
+            gap: Gap::Free,
         }
     }
 
@@ -204,7 +209,7 @@ impl Page {
             free: [word(16), local],
             thread_free: thread & !3,
             heap,
-            is_metadata: false,
+            gap: Gap::Free,
         };
         // What is left in the entry of free slices says nothing.
         (block_bytes == 0 || is_sound).then_some(page)
