@@ -42,6 +42,12 @@ const LOOK_AGE_MIN_NS: u64 = 5_000_000;
 const HITS_TELL_MIN: u64 = 100;
 /// Seconds between two checks of a process whose first full trace has just begun.
 const TRIAL_LOOK_S: f64 = 0.002;
+/// Seconds between two checks of whether the probes of a closed window are out.
+const CLOSING_LOOK_S: f64 = 0.01;
+/// Seconds between two accounts of what a process has run and lost, at most: of one that is traced in full, whose trace the kernel may have
+/// closed, and of any other.
+const FULL_ACCOUNT_S: f64 = 0.02;
+const ACCOUNT_S: f64 = 0.1;
 /// Seconds until a window that could not be opened is tried again.
 const RETRY_S: f64 = 10.0;
 /// Seconds between two checks whether a recording of every call has ended.
@@ -299,20 +305,22 @@ impl Target {
         self.blocks.as_ref().is_some_and(BlockReader::has_failed)
     }
 
-    /// When something is next due, in seconds of the driver's clock.
+    /// When it is next to be advanced, in seconds of the driver's clock: something is due, or what it lost is to be accounted for.
     pub fn due_s(&self, now_s: f64) -> f64 {
-        match &self.state {
+        let account_s = if self.is_full() { FULL_ACCOUNT_S } else { ACCOUNT_S };
+        let due_s = match &self.state {
             State::Waiting(cycle) => cycle.open_s,
             State::Open(window, _) => {
                 let next_ns = if window.looked.is_none() { window.look_ns() } else { window.close_ns };
                 now_s + next_ns.saturating_sub(monotonic_ns()) as f64 / 1e9
             }
-            State::Closing(..) => now_s + 0.01,
+            State::Closing(..) => self.elapsed_s + CLOSING_LOOK_S,
             // The first milliseconds show how busy it is, and each further one costs time.
-            State::Full(full) if self.pace.is_unknown() => now_s.max(full.since_s) + TRIAL_LOOK_S,
+            State::Full(full) if self.pace.is_unknown() => self.elapsed_s.max(full.since_s) + TRIAL_LOOK_S,
             State::Full(full) => full.piece_s + PIECE_S,
             State::Idle(until_s) => *until_s,
-        }
+        };
+        due_s.min(self.elapsed_s + account_s)
     }
 
     /// Does what is due.
