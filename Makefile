@@ -221,6 +221,10 @@ bench-managed: build test-deps ## measure exact mode with Java and Python frames
 	$(FRAGPROF) bench --rounds 3 -- java -cp target/bench-managed Frames 1000000 20
 	$(FRAGPROF) bench --rounds 3 -- /usr/bin/python3 benches/managed/frames.py 80000 20
 
+.PHONY: python-objects
+python-objects: test-deps ## compare recorded objects with sys.getsizeof, in every CPython on the machine (FRAGPROF_TEST_PYTHON=a:b: those too)
+	$(CARGO) test --test integration objects_of_every_python -- --ignored --nocapture
+
 # RocksDB for Java, of which the native library for x86-64 is a file of its own.
 ROCKSDB ?= 10.10.1
 .PHONY: proof-rocksdb

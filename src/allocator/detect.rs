@@ -10,6 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use crate::allocator::cpython;
 use crate::allocator::in_file::{FileAllocator, identify};
 use crate::process::elf::ElfError;
 use crate::process::file::{FileError, FileIdentity, MappedFile};
@@ -63,6 +64,8 @@ pub struct Detection {
 /// libraries.
 #[derive(Debug, Default)]
 pub struct Detector {
+    /// Whether CPython's allocator of objects is searched for too.
+    with_python_objects: bool,
     known: HashMap<FileIdentity, Arc<FileAllocator>>,
 }
 
@@ -100,6 +103,12 @@ impl MainProgram {
 }
 
 impl Detector {
+    /// One that also finds the functions by which CPython allocates its objects.
+    #[must_use]
+    pub fn with_python_objects(self, with_python_objects: bool) -> Self {
+        Self { with_python_objects, ..self }
+    }
+
     /// Searches a process for allocators.
     ///
     /// # Errors
@@ -127,7 +136,11 @@ impl Detector {
                 let bias = file.elf.load_bias(mapping.start.0, mapping.offset);
                 main = MainProgram::of(&file, bias, mapping.inode);
             }
-            let found = self.find(&file);
+            let mut found = self.find(&file);
+            if self.with_python_objects && found.is_cpython {
+                // Not found: it is still being loaded.
+                found = cpython::with_objects(process, &maps, mapping, &file, &found).unwrap_or(found);
+            }
             if !found.functions.is_empty() {
                 let (mapping, is_go) = (mapping.clone(), file.elf.is_go());
                 detection.modules.push(AllocatorModule { mapping, file, found, serves_malloc: false, is_go });

@@ -1,8 +1,8 @@
 //! The allocators' entry points and the shapes of their calls.
 //!
 //! Shapes are those of the C standard, POSIX, the Itanium C++ ABI's mangled operators, and the allocators' headers (jemalloc 5.3
-//! `jemalloc.h`, gperftools 2.10 to 2.18 `tcmalloc.h`, mimalloc 2.1 and 3.6 `mimalloc.h`). Arguments are counted from 0 and all are
-//! integers or pointers, so argument n is in the nth register of the System V calling convention.
+//! `jemalloc.h`, gperftools 2.10 to 2.18 `tcmalloc.h`, mimalloc 2.1 and 3.6 `mimalloc.h`, CPython's Objects/obmalloc.c, 3.8 to 3.14).
+//! Arguments are counted from 0 and all are integers or pointers, so argument n is in the nth register of the System V calling convention.
 //!
 //! Left out on purpose, because no register holds the size: `mi_strdup`, `mi_strndup`, `mi_realpath`, `mi_dupenv_s` and their
 //! relatives, with mimalloc 3 also the `strdup` and `strndup` that it exports (a block of theirs is first seen when it is freed);
@@ -74,6 +74,8 @@ pub enum Family {
     Tcmalloc,
     /// mimalloc's own.
     Mimalloc,
+    /// Those that CPython calls for its objects ([`super::cpython`]): no file defines them for others.
+    Cpython,
 }
 
 /// An entry point.
@@ -100,7 +102,7 @@ impl Function {
     /// Whether the block is to be zeros.
     #[must_use]
     pub fn zeroes(&self) -> bool {
-        self.shape.op == Op::Alloc && ["calloc", "zalloc"].iter().any(|part| self.symbol.contains(part))
+        self.shape.op == Op::Alloc && ["calloc", "zalloc", "Calloc"].iter().any(|part| self.symbol.contains(part))
     }
 
     /// log2 of the alignment that it always has; 0 = the allocator's own.
@@ -371,6 +373,13 @@ table! {
         "mi_theap_alloc_new" => alloc(1);
         "mi_theap_alloc_new_n" => alloc_n(1, 2);
         "mi_theap_alloc_new_nothrow" => alloc(1);
+    }
+    Cpython {
+        // The first argument is the allocator's context.
+        "_PyObject_Malloc" => alloc(1);
+        "_PyObject_Calloc" => alloc_n(1, 2);
+        "_PyObject_Realloc" => realloc(1, 2);
+        "_PyObject_Free" => free(1);
     }
 }
 

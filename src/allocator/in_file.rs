@@ -34,7 +34,7 @@ pub struct EntryPoint {
 }
 
 /// What the symbols of one file show.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct FileAllocator {
     /// The allocator that owns the C names, or the only allocator.
     pub allocator: Allocator,
@@ -42,10 +42,30 @@ pub struct FileAllocator {
     pub prefix: String,
     /// Entry points by address; empty = no allocator in this file.
     pub functions: Vec<EntryPoint>,
-    /// Start addresses of all functions, ascending, without duplicates; empty if there is no entry point.
+    /// Start addresses of all functions, ascending, without duplicates; empty if there is no entry point, and it is not CPython.
     pub function_starts: Vec<u64>,
     /// Whether other files' calls of `malloc` can resolve to this one's.
     pub exports_malloc: bool,
+    /// Whether it is CPython, with an allocator of objects whose functions no symbol needs to name ([`super::cpython`]).
+    pub is_cpython: bool,
+}
+
+impl FileAllocator {
+    /// Addresses of the functions that allocate CPython's objects.
+    #[must_use]
+    pub fn objects(&self) -> Vec<u64> {
+        self.functions.iter().filter(|entry| is_of_objects(entry)).map(|entry| entry.vaddr).collect()
+    }
+
+    /// The same file without them.
+    #[must_use]
+    pub fn without_objects(&self) -> Self {
+        Self { functions: self.functions.iter().filter(|entry| !is_of_objects(entry)).cloned().collect(), ..self.clone() }
+    }
+}
+
+fn is_of_objects(entry: &EntryPoint) -> bool {
+    entry.function.get().is_some_and(|function| function.family == Family::Cpython)
 }
 
 /// Symbols that identify the allocators, and whether they were seen.
@@ -56,6 +76,7 @@ struct Markers {
     loader: bool,
     musl: bool,
     tcmalloc: bool,
+    cpython: bool,
     mimalloc: Option<u64>,
     malloc: Option<u64>,
     exported_malloc: bool,
@@ -80,8 +101,13 @@ struct Candidate {
     size: u64,
 }
 
-static BY_SYMBOL: LazyLock<HashMap<&'static [u8], FunctionId>> =
-    LazyLock::new(|| FUNCTIONS.iter().filter_map(|f| Some((f.symbol.as_bytes(), find(f.family, f.symbol.as_bytes())?))).collect());
+static BY_SYMBOL: LazyLock<HashMap<&'static [u8], FunctionId>> = LazyLock::new(|| by_symbol().collect());
+
+fn by_symbol() -> impl Iterator<Item = (&'static [u8], FunctionId)> {
+    // Objects are recorded on request, whether a symbol names their functions or not.
+    let named = FUNCTIONS.iter().filter(|f| f.family != Family::Cpython);
+    named.filter_map(|f| Some((f.symbol.as_bytes(), find(f.family, f.symbol.as_bytes())?)))
+}
 
 /// Finds the allocators in a file by its symbols.
 #[must_use]
@@ -133,10 +159,11 @@ pub fn identify<R: ReadAt>(elf: &Elf<R>) -> FileAllocator {
     let allocator = owner.or_else(|| functions.first().map(|f| f.allocator)).unwrap_or(Allocator::Other);
     let is_jemalloc_s = |p: &&Prefix| !p.prefix.is_empty() && markers.is_jemalloc_prefix(&p.prefix);
     let prefix = markers.prefixes.iter().find(is_jemalloc_s).map(|p| p.prefix.clone()).unwrap_or_default();
-    if functions.is_empty() {
+    if functions.is_empty() && !markers.cpython {
         starts = Vec::new();
     }
-    FileAllocator { allocator, prefix, functions, function_starts: starts, exports_malloc: markers.exported_malloc }
+    let (exports_malloc, is_cpython) = (markers.exported_malloc, markers.cpython);
+    FileAllocator { allocator, prefix, functions, function_starts: starts, exports_malloc, is_cpython }
 }
 
 fn note_markers(markers: &mut Markers, function: &Function<'_>) {
@@ -147,6 +174,7 @@ fn note_markers(markers: &mut Markers, function: &Function<'_>) {
         b"_dl_allocate_tls" => markers.loader = true,
         b"__libc_malloc_impl" | b"__simple_malloc" | b"__malloc_donate" | b"__malloc_alloc_meta" | b"__expand_heap" => markers.musl = true,
         b"tc_malloc" | b"TCMallocInternalMalloc" | b"MallocExtension_Internal_GetNumericProperty" => markers.tcmalloc = true,
+        b"PyObject_Malloc" => markers.cpython = true,
         b"mi_malloc" => markers.mimalloc = Some(function.vaddr),
         b"malloc" => {
             markers.malloc = Some(function.vaddr);
@@ -262,6 +290,7 @@ fn attribute(name: &str, markers: &Markers, owner: Option<Allocator>) -> Option<
             Family::Jemalloc => Allocator::Jemalloc,
             Family::Tcmalloc => Allocator::Tcmalloc,
             Family::Mimalloc => Allocator::Mimalloc,
+            Family::Cpython => return None,
         };
         return Some((function, allocator));
     }

@@ -15,15 +15,16 @@ use super::help::examples;
 use super::output::{self, say};
 use super::progress::{self, Progress, Said};
 use super::stop::stop_flag_or_end_of;
+use crate::allocator::Allocator;
 use crate::bpf::FRAMES_DEEP_MAX;
 use crate::capture;
 use crate::emitter::{Emitter, Finder};
 use crate::error::{ExitStatus, Failed};
 use crate::machine::open_files;
 use crate::probe::features::Features;
-use crate::probe::plan::PlanError;
+use crate::probe::plan::{PlanError, Planner};
 use crate::process::{Process, ProcessError};
-use crate::profile::{Profile, ValueKind, pprof};
+use crate::profile::{Profile, ValueKind, meta, pprof};
 use crate::sanitize::terminal;
 use crate::session::tier::windows::{Governed, Options as GovernedOptions};
 use crate::session::trace::{SharedTrace, Trace};
@@ -99,6 +100,10 @@ pub struct RecordArgs {
     /// Record the stacks of frees too
     #[arg(long)]
     pub free_stacks: bool,
+    /// Record the objects of Python too, which its own allocator takes from arenas: each is a block of its own, at about 2 µs, which slows
+    /// Python down several times. Not of interpreters with profile-guided optimization: start those with PYTHONMALLOC=malloc instead
+    #[arg(long, conflicts_with = "in_process")]
+    pub python_objects: bool,
     /// On kernels before 6.13, also record operator new of jemalloc, tcmalloc and mimalloc: a std::bad_alloc thrown through it then ends
     /// the process instead of being caught
     #[arg(long, hide_short_help = true)]
@@ -163,6 +168,10 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<()> {
     for note in stopped(args) {
         say!("fragprof: {note}");
     }
+    if args.python_objects && !matches!(args.mode, None | Some(Mode::Exact)) {
+        let text = "--python-objects needs every call: it cannot be used with --mode sampled or governed";
+        return Err(Failed::new(ExitStatus::Usage, text.to_owned()).into());
+    }
     if args.trace.is_some() && !matches!(args.mode, None | Some(Mode::Exact)) {
         let text = "--trace needs every call: it cannot be used with --mode sampled or governed";
         return Err(Failed::new(ExitStatus::Usage, text.to_owned()).into());
@@ -197,6 +206,23 @@ fn has_emitter(pid: Pid) -> bool {
     found.is_some_and(|found| found.emitters.iter().any(Emitter::hears))
 }
 
+/// Fails if objects of Python were asked for and those of a process cannot be recorded.
+fn check_objects(args: &RecordArgs) -> anyhow::Result<()> {
+    let mut planner = Planner::new(Features::of_host().emulation()).with_python_objects(true);
+    for &pid in &args.pid {
+        // A process that cannot be watched is reported when it is to be.
+        let Some(plan) = Process::open(Pid(pid)).ok().and_then(|process| planner.plan(&process).ok()) else { continue };
+        if !plan.has_objects() {
+            let reason = if plan.notes.is_empty() { NO_OBJECTS.to_owned() } else { plan.notes.join("; ") };
+            return Err(Failed::new(ExitStatus::Target, format!("process {pid}: {reason}")).into());
+        }
+    }
+    Ok(())
+}
+
+/// Why there is no object of Python.
+const NO_OBJECTS: &str = "no object of Python is recorded: there is no object allocator of CPython 3.8 or later whose calls can be probed";
+
 /// Creates the trace's file before anything is attached.
 pub(super) fn create_trace(path: &Path, mib_max: u64) -> anyhow::Result<SharedTrace> {
     let file = std::fs::File::create(path)
@@ -213,19 +239,23 @@ impl RecordArgs {
 
 /// Records an emitter's samples, or every call.
 fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
+    if args.python_objects {
+        check_objects(args)?;
+    }
     let trace = args.trace.as_deref().map(|path| create_trace(path, args.trace_max)).transpose()?;
     let options = Options {
         trace,
         follow_children: args.children || !args.command.is_empty(),
         free_stacks: args.free_stacks,
         probe_throwing: args.probe_throwing,
+        python_objects: args.python_objects,
         ring_bytes: args.buffer_kib.map(|kib| kib << 10),
         censuses: true,
         owners: args.owners,
         native_frames: args.keeps_native(),
         frames_max: args.max_frames,
         source: match args.mode {
-            None if args.trace.is_some() => Choice::Functions,
+            None if args.trace.is_some() || args.python_objects => Choice::Functions,
             None => Choice::Best,
             Some(Mode::Exact) => Choice::Functions,
             Some(Mode::Sampled | Mode::Governed) => Choice::Emitter,
@@ -261,6 +291,14 @@ fn record(args: &RecordArgs, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut profile = recorder.finish().map_err(failed)?;
     drop(shown);
     profile.meta.notes.extend(stopped(args));
+    let has_objects = |process: &meta::Process| process.allocators.iter().any(|name| name == Allocator::Pymalloc.name());
+    if args.python_objects && !profile.meta.processes.iter().any(has_objects) {
+        let has_reason = |note: &String| note.contains("no object of Python");
+        if !profile.meta.notes.iter().any(has_reason) {
+            profile.meta.notes.push(NO_OBJECTS.into());
+        }
+        profile.meta.notes.iter().filter(|note| has_reason(note)).for_each(|note| say!("fragprof: {note}"));
+    }
     conclude(profile, args, &who, ended)
 }
 

@@ -9,6 +9,7 @@
 
 pub mod branches;
 pub mod cookie;
+pub mod copies;
 pub mod features;
 pub mod flow;
 pub mod forward;

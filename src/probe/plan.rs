@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use super::branches::BranchTargets;
 use super::cookie::Cookie;
+use super::copies;
 use super::forward::Forwarding;
 use super::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
 use super::placement_arm64;
@@ -128,6 +129,12 @@ impl Plan {
     pub fn site_count(&self) -> usize {
         self.files.iter().map(|f| f.sites.len()).sum()
     }
+
+    /// Whether objects of Python are recorded.
+    #[must_use]
+    pub fn has_objects(&self) -> bool {
+        self.files.iter().flat_map(|file| &file.sites).any(|site| site.allocator == Allocator::Pymalloc)
+    }
 }
 
 /// Plans the probes of processes, and caches results by file: processes share libraries, and a process that maps new code is planned again.
@@ -136,6 +143,8 @@ pub struct Planner {
     emulation: Emulation,
     detector: Detector,
     placed: HashMap<FileIdentity, Arc<Placed>>,
+    /// Whether the code of interpreters has copies of the functions that allocate objects.
+    copies: HashMap<FileIdentity, bool>,
 }
 
 /// Maximum number of files whose placements are cached: as many as there are different C libraries and allocators on a node, including
@@ -153,7 +162,13 @@ impl Planner {
     /// For a kernel with this emulation.
     #[must_use]
     pub fn new(emulation: Emulation) -> Self {
-        Self { emulation, detector: Detector::default(), placed: HashMap::new() }
+        Self { emulation, detector: Detector::default(), placed: HashMap::new(), copies: HashMap::new() }
+    }
+
+    /// One that also plans probes on the functions by which CPython allocates its objects.
+    #[must_use]
+    pub fn with_python_objects(self, with_python_objects: bool) -> Self {
+        Self { detector: self.detector.with_python_objects(with_python_objects), ..self }
     }
 
     /// Finds the allocators of a process and chooses the site of every probe.
@@ -163,7 +178,19 @@ impl Planner {
     pub fn plan(&mut self, process: &Process) -> Result<Plan, PlanError> {
         let Detection { modules, mut notes, main_is_go } = self.detector.detect(process)?;
         let mut files = Vec::new();
-        for module in modules {
+        for mut module in modules {
+            if self.has_copies(&module) {
+                module.found = Arc::new(module.found.without_objects());
+                notes.push(format!(
+                    "{}: no object of Python is recorded, because the interpreter was built with profile-guided optimization, and its code \
+                     has copies of the functions that allocate them; with PYTHONMALLOC=malloc in its environment, objects are blocks of \
+                     malloc, which are recorded",
+                    module.file.display_path.display()
+                ));
+                if module.found.functions.is_empty() {
+                    continue;
+                }
+            }
             if module.is_go {
                 notes.push(format!(
                     "{}: the allocator in this Go binary is not probed, because a return probe would break Go's stacks",
@@ -179,6 +206,18 @@ impl Planner {
             (true, false) => Err(PlanError::NoAllocator { pid, comm, notes }),
             (false, _) => Ok(Plan { files, notes }),
         }
+    }
+
+    /// Whether Python's objects were to be recorded, and calls for them would be missed.
+    fn has_copies(&mut self, module: &AllocatorModule) -> bool {
+        let objects = module.found.objects();
+        if objects.is_empty() {
+            return false;
+        }
+        if self.copies.len() >= PLACED_FILES_MAX {
+            self.copies.clear();
+        }
+        *self.copies.entry(module.file.identity.clone()).or_insert_with(|| copies::are_there(&module.file.elf, &objects))
     }
 
     fn plan_file(&mut self, module: AllocatorModule) -> FilePlan {

@@ -122,6 +122,8 @@ pub struct Options {
     pub start_chunks_max: Option<usize>,
     /// Probe functions that report failure by a C++ exception even if a probe would prevent the exception from being caught.
     pub probe_throwing: bool,
+    /// Record the objects of CPython too, which its own allocator serves.
+    pub python_objects: bool,
     /// Take no stacks at all, to measure their cost.
     pub no_stacks: bool,
     /// Take a census also at the start, near each new peak and after losses, not only at the end.

@@ -24,6 +24,7 @@ use super::attach::{held, launch};
 use super::reaper::Reaper;
 use super::report;
 use super::report::block_index::BlockIndex;
+use super::report::heap::Heaps;
 use super::report::view::View;
 use super::shared::{Session, SharedSession};
 use super::sink::{Inherited, LedgerSink, Notice, SharedShard, lock};
@@ -116,7 +117,8 @@ impl Recorder {
             return Err(Error::EmittersUnsupported);
         }
         let emulation = Features::of_host().emulation();
-        let (planner, finder) = (Planner::new(emulation), Finder::new(emulation));
+        let planner = Planner::new(emulation).with_python_objects(options.python_objects);
+        let finder = Finder::new(emulation);
         let (sender, notices) = sync_channel(NOTICES_MAX);
         let notices_lost = Arc::<AtomicU64>::default();
         let shard = SharedShard::default();
@@ -154,13 +156,18 @@ impl Recorder {
         })
     }
 
+    /// The heaps whose blocks are recorded.
+    fn heaps(&self) -> Heaps {
+        Heaps::recorded(self.options.python_objects)
+    }
+
     /// Watches a running process from now on.
     ///
     /// # Errors
     /// If it cannot be watched; nothing is left behind then.
     pub fn watch(&mut self, pid: Pid) -> Result<(), Error> {
         let process = Process::open(pid)?;
-        let free = crate::session::report::heap::bytes(pid).free;
+        let free = crate::session::report::heap::bytes(pid, self.heaps()).free;
         let slot = self.register(process, None, free)?;
         match self.probe(slot) {
             Ok(()) => {
@@ -390,7 +397,9 @@ impl Recorder {
         watched.sampled = sampled;
         watched.managed = Arc::clone(&managed);
         lock(&self.shard).watched.insert(slot.index, watched);
-        self.targets.insert(slot.index, Target::new(process, slot, return_probes, managed));
+        let mut target = Target::new(process, slot, return_probes, managed);
+        target.heaps = self.heaps();
+        self.targets.insert(slot.index, target);
         Ok(slot.index)
     }
 

@@ -13,7 +13,7 @@ use crate::probe::plan::{FilePlan, Planner, SitePlan};
 use crate::process::{Maps, Process};
 use crate::profile::HeapMoment;
 use crate::session::lost_exit::LostExit;
-use crate::session::report::heap::{self, Before, HeapPicture};
+use crate::session::report::heap::{self, Before, HeapPicture, Heaps};
 use crate::session::report::sampled_heap::{self, SampledPicture};
 use crate::session::shared::Session;
 use crate::session::throwing::{ReturnProbePolicy, may_throw, memory_is_limited};
@@ -92,6 +92,8 @@ pub struct Target {
     image: u32,
     /// What the allocator that serves malloc adds to a block.
     footprint: Footprint,
+    /// Which of its heaps are recorded.
+    pub heaps: Heaps,
     /// Whether exceptions may pass its probed returns.
     pub return_probes: ReturnProbePolicy,
     /// Files with functions that throw: the number of functions, and the file.
@@ -133,6 +135,7 @@ impl Target {
             moments: Moments::default(),
             image: 0,
             footprint: Footprint::default(),
+            heaps: Heaps::default(),
             return_probes,
             throwing: Vec::new(),
             notes: Vec::new(),
@@ -407,7 +410,7 @@ impl Target {
 
     /// The heap to walk.
     pub fn walk_target(&self) -> WalkTarget {
-        WalkTarget { pid: self.process.pid(), image: self.image }
+        WalkTarget { pid: self.process.pid(), image: self.image, heaps: self.heaps }
     }
 
     /// Takes the result of the census at the start.
@@ -444,7 +447,8 @@ impl Target {
             return;
         }
         let recorded_live_bytes = watched.ledger.totals().live_bytes;
-        self.heap = heap::picture(self.process.pid(), &mut watched.ledger, &mut watched.extents, self.footprint, &self.before, with_owners);
+        let (ledger, extents) = (&mut watched.ledger, &mut watched.extents);
+        self.heap = heap::picture(self.process.pid(), ledger, extents, self.footprint, &self.before, with_owners, self.heaps);
         if let Some(picture) = self.heap.as_ref().filter(|picture| picture.attribution.is_some()) {
             self.moments.at_height(HeapMoment { after_ms, recorded_live_bytes, heap: picture.summary });
         }

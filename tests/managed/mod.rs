@@ -8,6 +8,7 @@ mod node;
 mod proofs;
 pub mod python;
 mod python_life;
+mod python_objects;
 mod python_truth;
 mod rocksdb;
 mod truth;

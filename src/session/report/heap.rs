@@ -84,12 +84,13 @@ pub fn picture(
     footprint: Footprint,
     before: &Before,
     with_owners: bool,
+    heaps: Heaps,
 ) -> Option<HeapPicture> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
     ledger.settle();
-    let taken = match census_of(&memory, pid, &comm, Level::Full) {
+    let taken = match census_of(&memory, pid, &comm, Level::Full, heaps) {
         Ok(taken) => Some(taken),
         Err(error) => {
             tracing::debug!("census of {pid}: {error}");
@@ -125,16 +126,38 @@ pub fn unusable(taken: &Taken) -> Option<String> {
     })
 }
 
+/// The heaps whose blocks are recorded, and that are joined with the recording.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Heaps {
+    /// malloc's.
+    #[default]
+    Malloc,
+    /// Also that of CPython's objects.
+    WithObjects,
+}
+
+impl Heaps {
+    /// Those of a recording with or without CPython's objects.
+    pub fn recorded(with_objects: bool) -> Self {
+        if with_objects { Self::WithObjects } else { Self::Malloc }
+    }
+}
+
 thread_local! {
     /// Layout data of allocators' files that this thread's censuses have learned. One per thread: with a lock the driver would wait for the
     /// walker.
-    static PLACES: RefCell<LayoutCache> = RefCell::new(LayoutCache::of_malloc());
+    static OF_MALLOC: RefCell<LayoutCache> = RefCell::new(LayoutCache::of_malloc());
+    static WITH_OBJECTS: RefCell<LayoutCache> = RefCell::default();
 }
 
-/// Takes a census, without the memory outside malloc.
-pub fn census_of(memory: &LiveMemory, pid: Pid, comm: &str, level: Level) -> Result<Taken, MemoryError> {
+/// Takes a census, without the memory outside these heaps.
+pub fn census_of(memory: &LiveMemory, pid: Pid, comm: &str, level: Level, heaps: Heaps) -> Result<Taken, MemoryError> {
     let options = census::Options { level, pace: Pace::default(), with_not_malloc: false };
-    PLACES.with_borrow_mut(|layouts| census::take(memory, pid.0, comm, options, layouts))
+    let layouts = match heaps {
+        Heaps::Malloc => &OF_MALLOC,
+        Heaps::WithObjects => &WITH_OBJECTS,
+    };
+    layouts.with_borrow_mut(|layouts| census::take(memory, pid.0, comm, options, layouts))
 }
 
 /// A heap's bytes in a census; `None` = no census can determine them.
@@ -147,8 +170,8 @@ pub struct HeapBytes {
 }
 
 /// A process's heap now, from a census that samples large heaps.
-pub fn bytes(pid: Pid) -> HeapBytes {
-    let Some(taken) = look(pid, Level::Sampled) else { return HeapBytes::default() };
+pub fn bytes(pid: Pid, heaps: Heaps) -> HeapBytes {
+    let Some(taken) = look(pid, Level::Sampled, heaps) else { return HeapBytes::default() };
     let live = |heap: &census::HeapAccount| heap.ladder.live_bytes.or(heap.live_bytes_est);
     let free = |heap: &census::HeapAccount| live(heap).map(|live| heap.ladder.extent_bytes.saturating_sub(live));
     let heaps = &taken.census.heaps;
@@ -160,12 +183,12 @@ pub fn bytes(pid: Pid) -> HeapBytes {
 
 /// The heap totals of a process now; `None` if no census can determine them.
 pub fn ladder(pid: Pid) -> Option<HeapSummary> {
-    look(pid, Level::Full).filter(is_usable).map(|taken| summary(&taken))
+    look(pid, Level::Full, Heaps::Malloc).filter(is_usable).map(|taken| summary(&taken))
 }
 
 /// The same, with every chunk for a later comparison, unless there are more than `chunks_max`.
 pub fn at_start(pid: Pid, chunks_max: usize) -> Option<(HeapSummary, Before)> {
-    let taken = look(pid, Level::Full).filter(is_usable)?;
+    let taken = look(pid, Level::Full, Heaps::Malloc).filter(is_usable)?;
     let summary = summary(&taken);
     Some((summary, Before::of(taken, chunks_max).unwrap_or_default()))
 }
@@ -176,7 +199,7 @@ pub fn joined(pid: Pid, ledger: &mut Ledger, before: &Before) -> Option<HeapPict
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
     ledger.settle();
-    let taken = census_of(&memory, pid, &comm, Level::Full).ok().filter(is_usable)?;
+    let taken = census_of(&memory, pid, &comm, Level::Full, Heaps::Malloc).ok().filter(is_usable)?;
     join(&memory, ledger, &taken, before)
 }
 
@@ -193,11 +216,11 @@ fn join(memory: &LiveMemory, ledger: &mut Ledger, taken: &Taken, before: &Before
 }
 
 /// A census of a process; `None` if the process has ended or may not be read.
-fn look(pid: Pid, level: Level) -> Option<Taken> {
+fn look(pid: Pid, level: Level, heaps: Heaps) -> Option<Taken> {
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
-    census_of(&memory, pid, &comm, level).ok()
+    census_of(&memory, pid, &comm, level, heaps).ok()
 }
 
 /// The heap totals of a census at level full; a rung that some heaps do not have is that of the others.

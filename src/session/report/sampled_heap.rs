@@ -24,7 +24,7 @@ use crate::heap::pages::{Owner, Span};
 use crate::ledger::{Estimate, Moments, SampledBlock, SampledLedger, Weighing};
 use crate::process::Process;
 use crate::profile::{BEFORE_ATTACH, Frame, HeapSummary, UNATTRIBUTED};
-use crate::session::report::heap::{Before, census_of, unusable};
+use crate::session::report::heap::{Before, Heaps, census_of, unusable};
 use crate::session::report::unattributed::Grouping;
 use crate::units::{Pid, StackId};
 
@@ -53,7 +53,7 @@ fn usable_census(pid: Pid) -> Result<(LiveMemory, Taken), String> {
     let process = Process::open(pid).map_err(|error| error.to_string())?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).map_err(|error| error.to_string())?;
-    let taken = census_of(&memory, pid, &comm, Level::Full).map_err(|error| error.to_string())?;
+    let taken = census_of(&memory, pid, &comm, Level::Full, Heaps::Malloc).map_err(|error| error.to_string())?;
     match unusable(&taken) {
         Some(reason) => Err(reason),
         None if taken.heaps.is_empty() => Err("no heap was found whose allocator a census can read".to_owned()),

@@ -10,7 +10,7 @@ use crate::census::live::LiveMemory;
 use crate::census::{Level, Taken};
 use crate::process::Process;
 use crate::session::monotonic_ns;
-use crate::session::report::heap;
+use crate::session::report::heap::{self, Heaps};
 use crate::units::Pid;
 
 /// Maximum number of walks at a start, until one is usable: a walk may fail in a heap that changes rapidly.
@@ -34,6 +34,8 @@ pub struct WalkTarget {
     pub pid: Pid,
     /// Number of images that the process had before.
     pub image: u32,
+    /// Which of its heaps.
+    pub heaps: Heaps,
 }
 
 /// A walk that was requested.
@@ -120,7 +122,7 @@ impl Walker {
 
 fn walk(request: Request) -> Walked {
     let mut began_ns = monotonic_ns();
-    let mut taken = census_of(request.whose.pid);
+    let mut taken = census_of(request.whose);
     // A later walk serves equally well: memory that is live then and never recorded is from before.
     for _ in 1..START_TRIES {
         if taken.is_some() || request.purpose != Purpose::Start {
@@ -128,17 +130,18 @@ fn walk(request: Request) -> Walked {
         }
         std::thread::sleep(START_PAUSE);
         began_ns = monotonic_ns();
-        taken = census_of(request.whose.pid);
+        taken = census_of(request.whose);
     }
     Walked { whose: request.whose, purpose: request.purpose, began_ns, ended_ns: monotonic_ns(), taken }
 }
 
 /// A usable census of a process at level full.
-fn census_of(pid: Pid) -> Option<Taken> {
+fn census_of(whose: WalkTarget) -> Option<Taken> {
+    let pid = whose.pid;
     let process = Process::open(pid).ok()?;
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
-    let taken = heap::census_of(&memory, pid, &comm, Level::Full);
+    let taken = heap::census_of(&memory, pid, &comm, Level::Full, whose.heaps);
     let taken = taken.inspect_err(|error| tracing::debug!("census of {pid}: {error}")).ok()?;
     (taken.census.walk.usable && !taken.heaps.is_empty()).then_some(taken)
 }

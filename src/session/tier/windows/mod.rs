@@ -47,8 +47,8 @@ use crate::probe::features::{Attach, Features};
 use crate::probe::plan::Planner;
 use crate::process::Process;
 use crate::profile::{Counter, Profile};
-use crate::session::report::heap;
 pub use crate::session::report::heap::HeapBytes;
+use crate::session::report::heap::{self, Heaps};
 use crate::session::report::{losses, unaccounted_so_far};
 use crate::session::shared::{Session, SharedSession};
 use crate::session::target::START_CHUNKS_MAX;
@@ -58,8 +58,8 @@ use crate::units::{Pid, StackId};
 
 /// Limit of notices waiting for the driver; those beyond it are counted, and every process is examined again.
 const NOTICES_MAX: usize = 4096;
-/// Maximum sleep of the driver: the delay until it sees notices and exhausted quotas.
-const NAP_MAX: Duration = Duration::from_millis(20);
+/// Maximum sleep of the driver: the delay until it sees results of other threads.
+const NAP_MAX: Duration = Duration::from_millis(100);
 /// First touches per recorded one. A process that touches 250,000 pages per second (as fast as memset can) then pays for 4,000 walks per
 /// second, under 1 %.
 const TOUCH_INTERVAL: u64 = 64;
@@ -231,7 +231,7 @@ impl Governed {
     /// If it cannot be watched; nothing is left behind then.
     pub fn watch(&mut self, pid: Pid, budget: f64) -> Result<(), Error> {
         let process = Process::open(pid)?;
-        let heap = if self.options.own_census { heap::bytes(pid) } else { HeapBytes::default() };
+        let heap = if self.options.own_census { heap::bytes(pid, Heaps::Malloc) } else { HeapBytes::default() };
         let flags = bpf::TARGET_VM | bpf::TARGET_STACKS | bpf::TARGET_GOVERNED | bpf::TARGET_GROWTH;
         let slot = self.session.capture.add_target(pid, &self.ring, TargetFlags(flags))?;
         let mappings = process.maps().map(|maps| heap::mappings_of(&maps)).unwrap_or_default();
@@ -342,7 +342,10 @@ impl Governed {
     fn advance(&mut self) {
         let mut targets = std::mem::take(&mut self.targets);
         for target in targets.values_mut() {
-            target.advance(&self.tools());
+            let tools = self.tools();
+            if tools.now_s >= target.due_s(tools.now_s) {
+                target.advance(&tools);
+            }
         }
         self.targets = targets;
         let lost = self.notices_lost.load(Ordering::Relaxed);
@@ -377,7 +380,7 @@ impl Governed {
         let began = Instant::now();
         if self.options.own_census {
             for (slot, target) in &self.targets {
-                let heap = heap::bytes(target.pid());
+                let heap = heap::bytes(target.pid(), Heaps::Malloc);
                 if let Some(state) = lock(&self.states).of.get_mut(slot) {
                     state.set_heap(heap);
                 }
