@@ -135,6 +135,10 @@ coverage-leaks: test-deps ## find planted leaks among moving blocks, twenty time
 census-suites: test-deps ## test the census and trims with every glibc and jemalloc of Debian's suites
 	$(CARGO) test --test integration census::suites -- --ignored --nocapture --test-threads=2
 
+.PHONY: google-tcmalloc-test
+google-tcmalloc-test: test-deps ## build Google's tcmalloc and test the census and recordings of programs on it (20 minutes)
+	scripts/google-tcmalloc.sh
+
 .PHONY: bench-unwind
 bench-unwind: deps ## measure the unwind tables of every file under /usr
 	$(CARGO) bench --bench unwind

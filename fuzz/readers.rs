@@ -42,7 +42,7 @@ use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 pub type Reader = fn(&[u8]);
 
 /// Each with the folder of its corpus.
-pub const READERS: [(&str, Reader); 28] = [
+pub const READERS: [(&str, Reader); 29] = [
     ("maps", maps),
     ("stat", stat),
     ("cgroup", cgroup),
@@ -63,6 +63,7 @@ pub const READERS: [(&str, Reader); 28] = [
     ("pymalloc", pymalloc),
     ("mimalloc", mimalloc),
     ("mimalloc_arenas", mimalloc_arenas),
+    ("google_tcmalloc", google_tcmalloc),
     ("trace", trace),
     ("foreign_trace", foreign_trace),
     ("ring", ring),
@@ -826,6 +827,79 @@ pub fn mimalloc_arenas(bytes: &[u8]) {
         let figures = |heap: &fragprof::census::HeapAccount| (heap.ladder.live_bytes, heap.live_allocations, heap.ladder.extent_bytes);
         let found: Vec<_> = taken.census.heaps.iter().map(figures).collect();
         assert_eq!(found, [(Some(97 * 64 + 5 * 10_000 + 0x2f_0000), Some(103), 1024 * SLICE + 0x30_0000)]);
+    }
+}
+
+/// A heap of Google's tcmalloc with pages of 256 KiB in a program that has it linked in: a span of objects of 1 KiB, one of 64 KiB, a large
+/// object and a sampled one; a slab of a CPU, a thread's cache and the transfer caches.
+const SERVICE_DATA: u64 = 0x7f40_0000_1000;
+const GOOGLE_HEAP: u64 = 0x1000_0000_0000;
+const GOOGLE_OWN: u64 = 0x0c00_0000_0000;
+const GOOGLE_MAPS: &[u8] = b"0c0000000000-0c0000100000 rw-p 00000000 00:00 0\n\
+100000000000-100000400000 rw-p 00000000 00:00 0\n\
+7f4000000000-7f4000001000 r--p 00000000 08:01 5 /usr/bin/service\n\
+7f4000001000-7f4000081000 rw-p 00001000 08:01 5 /usr/bin/service\n";
+
+/// The page map, spans, lists and caches of Google's tcmalloc: pairs of a place and a word, of each of its structures and of the objects.
+pub fn google_tcmalloc(bytes: &[u8]) {
+    const PAGE: u64 = 256 << 10;
+    const CLASSES: u64 = 13;
+    let mut memory = Fixture::with_maps(Maps::parse(GOOGLE_MAPS));
+    let (root, table) = (SERVICE_DATA + 0x1_0000, SERVICE_DATA + 0x6_0000);
+    let [leaf, spans, sample, slots, slab, thread] = [0, 0x8_0000, 0x9_0000, 0xa_0000, 0xc_0000, 0xd_0000].map(|at| GOOGLE_OWN + at);
+    let object = |index: u64| GOOGLE_HEAP + index * 1024;
+    // first_page, num_pages, the rest: indices or bitmap or sampled allocation.
+    let span = |number: u64, page: u64, pages: u64, rest: u64| {
+        [(24, (GOOGLE_HEAP / PAGE) + page), (32, pages), (40, rest)].map(|(at, word)| (spans + 64 * number + at, word))
+    };
+    let words = [(root + (GOOGLE_HEAP >> 33) * 8, leaf), (SERVICE_DATA + 0x200, slab | 12), (SERVICE_DATA + 0x208, thread)].into_iter();
+    let words =
+        words.chain([span(0, 0, 1, 128 << 16), span(1, 1, 2, 0b1100), span(2, 3, 4, 0), span(3, 7, 1, sample)].into_iter().flatten());
+    // embed_count, freelist, allocated, cache_size: objects 0, 1, 5 and 7 are free, the last in the one before it.
+    let words =
+        words.chain([(spans + 16, 1 | 640 << 16 | 252 << 32 | 2 << 48), (spans + 64 + 16, 6 << 32), (object(5), 0xffff | 896 << 16)]);
+    let of_page = [(0, 0, 1u64), (1, 1, 2), (2, 1, 2), (3, 2, 0), (7, 3, 0)];
+    let words = words.chain(of_page.map(|(page, number, class)| (leaf + 0x8000 + 8 * page, spans + 64 * number | class << 48)));
+    let words = words.chain([(leaf, 1 | 2 << 8 | 2 << 16)]);
+    // The sampler holds object 9.
+    let words = words.chain([(sample + 32, object(9)), (sample + 40, 1000), (sample + 56, 1024)]);
+    // slot_info, slots, size_class, object_size, objects_per_span, pages_per_span.
+    let classes = (1..CLASSES).flat_map(|class| {
+        let (bytes, pages) = match class {
+            1 => (1024, 1),
+            2 => (65_536, 2),
+            _ => (4096 * class, 1),
+        };
+        let used = if class == 1 { 2 } else { 0 };
+        let fields = [(-24, used | 8 << 32), (-16, slots + 0x100 * class), (0, class), (8, bytes), (16, pages * PAGE / bytes), (40, pages)];
+        fields.map(|(at, word)| ((table + 512 * class).wrapping_add_signed(at), word))
+    });
+    let words = words.chain(classes).chain([(slots + 0x100, object(20)), (slots + 0x108, object(21))]);
+    // Marks, two objects of the first class, one of the second.
+    let slab_words = [(7, slab + 57), (8, object(30)), (9, object(31)), (12, slab + 97), (13, GOOGLE_HEAP + PAGE)];
+    let words = words.chain(slab_words.map(|(place, word)| (slab + 8 * place, word)));
+    let words = words.chain([(slab, (10 | 12 << 16) << 32), (slab + 8, 14 | 14 << 16)]);
+    let words = words.chain((0..CLASSES).map(|class| (thread + 24 * class + 16, 1)));
+    let words = words.chain([(thread + 24, object(40)), (thread + 32, 2), (object(40), object(41)), (object(41), 0)]);
+    words.for_each(|(at, word)| memory.write_word(at, word));
+    for page in 0..64 {
+        memory.write_word(GOOGLE_HEAP + page * 0x8000 + 2056, 0);
+    }
+    for pair in bytes.chunks_exact(10).take(256) {
+        let place = u64::from(u16::from_le_bytes([pair[0], pair[1]]));
+        let start =
+            [spans, sample, slots, slab, thread, leaf, leaf + 0x8000, table, table + 0x1000, GOOGLE_HEAP, root + (GOOGLE_HEAP >> 33) * 8]
+                [(place >> 12) as usize % 11];
+        memory.write(start + place % 0x1000, &pair[2..]);
+    }
+    let Some(taken) = at_every_level(&memory, "service") else { return };
+    if bytes.is_empty() {
+        let figures = |heap: &fragprof::census::HeapAccount| {
+            (heap.allocator.name(), heap.ladder.live_bytes, heap.live_allocations, heap.details.cached_bytes, heap.ladder.extent_bytes)
+        };
+        let found: Vec<_> = taken.census.heaps.iter().map(figures).collect();
+        let live = 245 * 1024 + 5 * 65_536 + 4 * PAGE + PAGE;
+        assert_eq!(found, [("google_tcmalloc", Some(live), Some(252), Some(6 * 1024 + 65_536), 4 << 20)]);
     }
 }
 

@@ -1,8 +1,10 @@
 //! The allocators' entry points and the shapes of their calls.
 //!
 //! Shapes are those of the C standard, POSIX, the Itanium C++ ABI's mangled operators, and the allocators' headers (jemalloc 5.3
-//! `jemalloc.h`, gperftools 2.10 to 2.18 `tcmalloc.h`, mimalloc 2.1 and 3.6 `mimalloc.h`, CPython's Objects/obmalloc.c, 3.8 to 3.14).
-//! Arguments are counted from 0 and all are integers or pointers, so argument n is in the nth register of the System V calling convention.
+//! `jemalloc.h`, gperftools 2.10 to 2.18 `tcmalloc.h`, mimalloc 2.1 and 3.6 `mimalloc.h`, Google's tcmalloc of 2025-08 `tcmalloc.h` and
+//! `new_extension.h`, CPython's Objects/obmalloc.c, 3.8 to 3.14). Arguments are counted from 0 and all are integers or pointers, so argument
+//! n is in the nth register of the System V calling convention. Functions that return a block with its size return the block in the first
+//! register.
 //!
 //! Left out on purpose, because no register holds the size: `mi_strdup`, `mi_strndup`, `mi_realpath`, `mi_dupenv_s` and their
 //! relatives, with mimalloc 3 also the `strdup` and `strndup` that it exports (a block of theirs is first seen when it is freed);
@@ -72,6 +74,8 @@ pub enum Family {
     Jemalloc,
     /// gperftools' own.
     Tcmalloc,
+    /// The own ones of Google's tcmalloc. The names for arrays are others for the same functions.
+    GoogleTcmalloc,
     /// mimalloc's own.
     Mimalloc,
     /// Those that CPython calls for its objects ([`super::cpython`]): no file defines them for others.
@@ -95,8 +99,9 @@ impl Function {
     /// Whether it fails by a C++ exception: a return probe in its frame would keep the exception from being caught.
     #[must_use]
     pub fn may_throw(&self) -> bool {
-        let throws = ["_Znw", "_Zna", "tc_new", "mi_new"].iter().any(|prefix| self.symbol.starts_with(prefix));
-        throws && !self.symbol.contains("nothrow")
+        let names = ["_Znw", "_Zna", "tc_new", "mi_new", "TCMallocInternalNew", "__size_returning_new", "tcmalloc_size_returning_"];
+        let throws = names.iter().any(|prefix| self.symbol.starts_with(prefix));
+        throws && !["nothrow", "Nothrow"].iter().any(|part| self.symbol.contains(part))
     }
 
     /// Whether the block is to be zeros.
@@ -108,7 +113,7 @@ impl Function {
     /// log2 of the alignment that it always has; 0 = the allocator's own.
     #[must_use]
     pub fn fixed_alignment_bits(&self) -> u8 {
-        if self.symbol.ends_with("valloc") { PAGE_BITS } else { 0 }
+        if ["valloc", "Valloc"].iter().any(|end| self.symbol.ends_with(end)) { PAGE_BITS } else { 0 }
     }
 
     /// Whether a failure frees the block that was to be resized, as `reallocf` does (BSD, mimalloc).
@@ -221,6 +226,15 @@ table! {
         "_ZnamSt11align_val_t" as "operator new[](align)" => alloc_aligned(1, 0);
         "_ZnwmSt11align_val_tRKSt9nothrow_t" as "operator new(align, nothrow)" => alloc_aligned(1, 0);
         "_ZnamSt11align_val_tRKSt9nothrow_t" as "operator new[](align, nothrow)" => alloc_aligned(1, 0);
+        // Google's tcmalloc (new_extension.h): with a hint how often the block is used.
+        "_Znwm12__hot_cold_t" as "operator new(hot_cold)" => alloc(0);
+        "_Znam12__hot_cold_t" as "operator new[](hot_cold)" => alloc(0);
+        "_ZnwmRKSt9nothrow_t12__hot_cold_t" as "operator new(nothrow, hot_cold)" => alloc(0);
+        "_ZnamRKSt9nothrow_t12__hot_cold_t" as "operator new[](nothrow, hot_cold)" => alloc(0);
+        "_ZnwmSt11align_val_t12__hot_cold_t" as "operator new(align, hot_cold)" => alloc_aligned(1, 0);
+        "_ZnamSt11align_val_t12__hot_cold_t" as "operator new[](align, hot_cold)" => alloc_aligned(1, 0);
+        "_ZnwmSt11align_val_tRKSt9nothrow_t12__hot_cold_t" as "operator new(align, nothrow, hot_cold)" => alloc_aligned(1, 0);
+        "_ZnamSt11align_val_tRKSt9nothrow_t12__hot_cold_t" as "operator new[](align, nothrow, hot_cold)" => alloc_aligned(1, 0);
         "_ZdlPv" as "operator delete" => free(0);
         "_ZdaPv" as "operator delete[]" => free(0);
         "_ZdlPvm" as "operator delete(size)" => free(0);
@@ -275,6 +289,44 @@ table! {
         "tc_deletearray_aligned" => free(0);
         "tc_deletearray_sized_aligned" => free(0);
         "tc_deletearray_aligned_nothrow" => free(0);
+    }
+    GoogleTcmalloc {
+        "TCMallocInternalMalloc" as "malloc" => alloc(0);
+        "TCMallocInternalFree" as "free" => free(0);
+        "TCMallocInternalFreeSized" as "free_sized" => free(0);
+        "TCMallocInternalFreeAlignedSized" as "free_aligned_sized" => free(0);
+        "TCMallocInternalSdallocx" as "sdallocx" => free(0);
+        "TCMallocInternalRealloc" as "realloc" => realloc(0, 1);
+        "TCMallocInternalReallocArray" as "reallocarray" => realloc_n(0, 1, 2);
+        "TCMallocInternalCalloc" as "calloc" => alloc_n(0, 1);
+        "TCMallocInternalCfree" as "cfree" => free(0);
+        "TCMallocInternalMemalign" as "memalign" => alloc_aligned(0, 1);
+        "TCMallocInternalAlignedAlloc" as "aligned_alloc" => alloc_aligned(0, 1);
+        "TCMallocInternalPosixMemalign" as "posix_memalign" => posix(0, 1, 2);
+        "TCMallocInternalValloc" as "valloc" => alloc(0);
+        "TCMallocInternalPvalloc" as "pvalloc" => alloc(0);
+        "TCMallocInternalNew" as "operator new" => alloc(0);
+        "TCMallocInternalNewNothrow" as "operator new(nothrow)" => alloc(0);
+        "TCMallocInternalNewAligned" as "operator new(align)" => alloc_aligned(1, 0);
+        "TCMallocInternalNewAlignedNothrow" as "operator new(align, nothrow)" => alloc_aligned(1, 0);
+        "TCMallocInternalDelete" as "operator delete" => free(0);
+        "TCMallocInternalDeleteSized" as "operator delete(size)" => free(0);
+        "TCMallocInternalDeleteNothrow" as "operator delete(nothrow)" => free(0);
+        "TCMallocInternalDeleteAligned" as "operator delete(align)" => free(0);
+        "TCMallocInternalDeleteSizedAligned" as "operator delete(size, align)" => free(0);
+        "TCMallocInternalDeleteAlignedNothrow" as "operator delete(align, nothrow)" => free(0);
+        "__size_returning_new" => alloc(0);
+        "__size_returning_new_aligned" => alloc_aligned(1, 0);
+        "__size_returning_new_hot_cold" => alloc(0);
+        "__size_returning_new_aligned_hot_cold" => alloc_aligned(1, 0);
+        "tcmalloc_size_returning_operator_new" => alloc(0);
+        "tcmalloc_size_returning_operator_new_aligned" => alloc_aligned(1, 0);
+        "tcmalloc_size_returning_operator_new_hot_cold" => alloc(0);
+        "tcmalloc_size_returning_operator_new_aligned_hot_cold" => alloc_aligned(1, 0);
+        "tcmalloc_size_returning_operator_new_nothrow" => alloc(0);
+        "tcmalloc_size_returning_operator_new_aligned_nothrow" => alloc_aligned(1, 0);
+        "tcmalloc_size_returning_operator_new_hot_cold_nothrow" => alloc(0);
+        "tcmalloc_size_returning_operator_new_aligned_hot_cold_nothrow" => alloc_aligned(1, 0);
     }
     Mimalloc {
         "mi_malloc" => alloc(0);

@@ -77,6 +77,8 @@ struct Markers {
     musl: bool,
     tcmalloc: bool,
     cpython: bool,
+    /// The address of Google's tcmalloc's own name of `malloc`.
+    google_tcmalloc: Option<u64>,
     mimalloc: Option<u64>,
     malloc: Option<u64>,
     exported_malloc: bool,
@@ -173,7 +175,8 @@ fn note_markers(markers: &mut Markers, function: &Function<'_>) {
         b"__libc_start_main" => markers.libc_start = true,
         b"_dl_allocate_tls" => markers.loader = true,
         b"__libc_malloc_impl" | b"__simple_malloc" | b"__malloc_donate" | b"__malloc_alloc_meta" | b"__expand_heap" => markers.musl = true,
-        b"tc_malloc" | b"TCMallocInternalMalloc" | b"MallocExtension_Internal_GetNumericProperty" => markers.tcmalloc = true,
+        b"tc_malloc" => markers.tcmalloc = true,
+        b"TCMallocInternalMalloc" => markers.google_tcmalloc = Some(function.vaddr),
         b"PyObject_Malloc" => markers.cpython = true,
         b"mi_malloc" => markers.mimalloc = Some(function.vaddr),
         b"malloc" => {
@@ -266,6 +269,8 @@ fn owner_of_c_names(markers: &Markers, is_dynamic_program: bool) -> Option<Alloc
     markers.malloc?;
     if markers.mimalloc.is_some() && (markers.mimalloc == markers.malloc || c_library.is_none()) {
         Some(Allocator::Mimalloc)
+    } else if markers.google_tcmalloc.is_some() && (markers.google_tcmalloc == markers.malloc || c_library.is_none()) {
+        Some(Allocator::GoogleTcmalloc)
     } else if markers.tcmalloc {
         Some(Allocator::Tcmalloc)
     } else if markers.is_jemalloc_prefix("") {
@@ -287,8 +292,12 @@ fn attribute(name: &str, markers: &Markers, owner: Option<Allocator>) -> Option<
             Family::C => owner?,
             // If the C library owns the names, these are libstdc++'s, which call malloc: a static program would count each call twice.
             Family::Cxx => owner.filter(|o| !matches!(o, Allocator::Glibc | Allocator::Musl))?,
+            // Google's tcmalloc has sdallocx too.
+            Family::Jemalloc if markers.google_tcmalloc.is_some() => Allocator::GoogleTcmalloc,
             Family::Jemalloc => Allocator::Jemalloc,
             Family::Tcmalloc => Allocator::Tcmalloc,
+            // libc++ has some of these names too, for functions that call operator new.
+            Family::GoogleTcmalloc => markers.google_tcmalloc.map(|_| Allocator::GoogleTcmalloc)?,
             Family::Mimalloc => Allocator::Mimalloc,
             Family::Cpython => return None,
         };

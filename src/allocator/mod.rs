@@ -24,8 +24,10 @@ pub enum Allocator {
     Musl,
     /// jemalloc.
     Jemalloc,
-    /// gperftools' or Google's tcmalloc.
+    /// gperftools' tcmalloc.
     Tcmalloc,
+    /// Google's tcmalloc.
+    GoogleTcmalloc,
     /// mimalloc.
     Mimalloc,
     /// CPython's, for objects of up to 512 bytes: beside that of malloc.
@@ -44,6 +46,7 @@ impl Allocator {
             Self::Musl => &registry::MUSL,
             Self::Jemalloc => &registry::JEMALLOC,
             Self::Tcmalloc => &registry::TCMALLOC,
+            Self::GoogleTcmalloc => &registry::GOOGLE_TCMALLOC,
             Self::Mimalloc => &registry::MIMALLOC,
             Self::Pymalloc => &registry::PYMALLOC,
             Self::Other => &registry::OTHER,

@@ -365,26 +365,15 @@ pub static TCMALLOC: Row = Row {
     }),
     trim_in_short: "call MallocExtension_ReleaseFreeMemory()",
     unpin: None,
-    release: Release::Calls(&[
-        ReleaseCall {
-            text: "MallocExtension_ReleaseFreeMemory()",
-            symbol: "MallocExtension_ReleaseFreeMemory",
-            is_prefixed: false,
-            arguments: &[],
-            // The lock of the page heap is held, which a thread takes when its cache and the central lists are empty.
-            hold: Hold::Range,
-            system_calls: &[MADVISE, FUTEX],
-        },
-        // Google's.
-        ReleaseCall {
-            text: "MallocExtension::ReleaseMemoryToSystem(SIZE_MAX)",
-            symbol: "MallocExtension_Internal_ReleaseMemoryToSystem",
-            is_prefixed: false,
-            arguments: &[ReleaseArgument::Number(u64::MAX)],
-            hold: Hold::Range,
-            system_calls: &[MADVISE, FUTEX],
-        },
-    ]),
+    release: Release::Calls(&[ReleaseCall {
+        text: "MallocExtension_ReleaseFreeMemory()",
+        symbol: "MallocExtension_ReleaseFreeMemory",
+        is_prefixed: false,
+        arguments: &[],
+        // The lock of the page heap is held, which a thread takes when its cache and the central lists are empty.
+        hold: Hold::Range,
+        system_calls: &[MADVISE, FUTEX],
+    }]),
     function_names: &["tc_", "tcmalloc", "TCMalloc", "MallocExtension", "malloc", "calloc", "realloc", "memalign"],
     decays: false,
     fewer_arenas: None,
@@ -396,6 +385,42 @@ pub static TCMALLOC: Row = Row {
         trials: &[""],
         arenas: None,
     }),
+};
+
+pub static GOOGLE_TCMALLOC: Row = Row {
+    allocator: Allocator::GoogleTcmalloc,
+    name: "google_tcmalloc",
+    runtime: None,
+    // It is linked into programs; distributions have no library of it.
+    libraries: &[],
+    sought: Some("page map"),
+    is_sampled: false,
+    gives_way: false,
+    footprint: Footprint::Requested,
+    chunks: ChunkRule::Extents,
+    // The slabs of CPUs hold the addresses of freed blocks, and leave their words as they were (internal/percpu_tcmalloc.h, Push).
+    freed: None,
+    trim: Some(Remedy {
+        action: "have a thread run MallocExtension::ProcessBackgroundActions(), or call MallocExtension::ReleaseMemoryToSystem(SIZE_MAX) after \
+                 load peaks",
+        basis: "free huge pages, and free pages of huge pages that are in use in part",
+    }),
+    trim_in_short: "call MallocExtension::ReleaseMemoryToSystem(SIZE_MAX), or have a thread run MallocExtension::ProcessBackgroundActions()",
+    unpin: None,
+    release: Release::Calls(&[ReleaseCall {
+        text: "MallocExtension::ReleaseMemoryToSystem(SIZE_MAX)",
+        symbol: "MallocExtension_Internal_ReleaseMemoryToSystem",
+        is_prefixed: false,
+        arguments: &[ReleaseArgument::Number(u64::MAX)],
+        // The lock of the page heap, for the choice of each range and its release (page_allocator.h).
+        hold: Hold::Range,
+        system_calls: &[MADVISE, FUTEX],
+    }]),
+    function_names: &["TCMalloc", "tcmalloc", "MallocExtension", "malloc", "calloc", "realloc", "memalign"],
+    decays: false,
+    fewer_arenas: None,
+    caches: None,
+    choice: None,
 };
 
 pub static MIMALLOC: Row = Row {
@@ -482,7 +507,7 @@ pub static OTHER: Row = Row {
 };
 
 /// All rows, in the order in which they are listed.
-pub static ALL: [&Row; 7] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &MIMALLOC, &PYMALLOC, &OTHER];
+pub static ALL: [&Row; 8] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &GOOGLE_TCMALLOC, &MIMALLOC, &PYMALLOC, &OTHER];
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! memory (live | core_file | fixture) ──→ detect → locate → walk ──→ account (+ chunks, for the join with the ledger)
-//!                                          glibc, jemalloc, musl, tcmalloc, mimalloc, pymalloc
+//!                                          glibc, jemalloc, musl, tcmalloc, google_tcmalloc, mimalloc, pymalloc
 //! ```
 //!
 //! Layouts are found by structure, never by version. What is not understood is reported as unknown, never guessed; each result states its
@@ -14,6 +14,7 @@ pub mod chunks;
 pub mod core_file;
 pub mod fixture;
 pub mod glibc;
+pub mod google_tcmalloc;
 pub mod huge;
 pub mod jemalloc;
 pub mod kernel_pages;

@@ -98,7 +98,7 @@ fn of_static_program(memory: &dyn Memory, objects: &Objects<'_>, maps: &Maps) ->
     if is_go(memory, objects, maps) {
         return "Go program without a C heap: its memory is managed by the Go runtime, not by malloc".into();
     }
-    "static program, or one with its own allocator: no glibc, musl, jemalloc, tcmalloc or mimalloc heap was found in its data".into()
+    "static program, or one with its own allocator: no glibc, musl, jemalloc, tcmalloc (of gperftools or Google) or mimalloc heap was found in its data".into()
 }
 
 /// Whether the program was linked by Go. Only its own data is examined, not that of its libraries.

@@ -1,6 +1,6 @@
 //! Finding a page map (a radix tree from page to the allocator's record) in an object's bss. jemalloc's and tcmalloc's have the same form:
 //! 2^17 or 2^18 root words, each pointing at a leaf of 2^18 words. Builds of jemalloc for addresses of 57 bits have nodes between root and
-//! leaves, and leaves of two words a page.
+//! leaves, and leaves of two words a page; Google's tcmalloc has an array of its own before the words of a leaf.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -37,6 +37,8 @@ pub struct Shape {
     pub leaf_bits: u32,
     /// Words of a page's entry in a leaf, the first of which leads to the record.
     pub entry_words: u64,
+    /// Bytes of a leaf before its entries.
+    pub leaf_offset: u64,
     /// log2 of the allocator's page.
     pub page_bits: u32,
     /// Alignment of nodes and leaves.
@@ -60,7 +62,7 @@ impl Shape {
     }
 
     fn leaf_bytes(&self) -> u64 {
-        (8 * self.entry_words) << self.leaf_bits
+        self.leaf_offset + ((8 * self.entry_words) << self.leaf_bits)
     }
 
     /// Size of the node or leaf that a root word points to.
@@ -76,7 +78,8 @@ impl Shape {
             let slot = addr >> self.leaf_reach_bits() & ((1 << self.node_bits) - 1);
             memory.word(child.wrapping_add(8 * slot)).filter(|&leaf| is_node(leaf, *self))?
         };
-        Some(leaf.wrapping_add(8 * self.entry_words * (addr >> self.page_bits & ((1 << self.leaf_bits) - 1))))
+        let slot = addr >> self.page_bits & ((1 << self.leaf_bits) - 1);
+        Some(leaf.wrapping_add(self.leaf_offset).wrapping_add(8 * self.entry_words * slot))
     }
 
     /// Whether an address has an entry, and `owns` accepts it.
@@ -298,7 +301,8 @@ pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut
     // A leaf is up to 2 MiB, mostly never touched.
     let mut window = vec![0u8; WINDOW_BYTES];
     for (first, leaf) in leaves {
-        let range = leaf..leaf.saturating_add(shape.leaf_bytes());
+        let entries = leaf.saturating_add(shape.leaf_offset);
+        let range = entries..leaf.saturating_add(shape.leaf_bytes());
         let Ok(runs) = memory.page_runs(range.clone()) else { continue };
         for run in runs.within(range).filter(|run| run.state.present) {
             let mut at = run.start;
@@ -306,7 +310,7 @@ pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut
                 let bytes = usize::try_from(run.end - at).unwrap_or(WINDOW_BYTES).min(WINDOW_BYTES);
                 let Some(part) = window.get_mut(..bytes) else { break };
                 let read = memory.read_pieces(&[Piece { addr: at, bytes }], part);
-                let slots = (at - leaf) / shape.entry_bytes() as u64..;
+                let slots = (at - entries) / shape.entry_bytes() as u64..;
                 for (slot, entry) in slots.zip(part.get(..read).unwrap_or_default().chunks_exact(shape.entry_bytes()).map(Entry::of)) {
                     if entry.first != 0 {
                         visit(first + (slot << shape.page_bits), entry);
@@ -345,8 +349,16 @@ mod tests {
     use super::*;
     use crate::census::fixture::Fixture;
 
-    const SHAPE: Shape =
-        Shape { root_words: 1 << 18, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 12, alignment: 64, filled_max: 2048 };
+    const SHAPE: Shape = Shape {
+        root_words: 1 << 18,
+        node_bits: 0,
+        leaf_bits: 18,
+        entry_words: 1,
+        leaf_offset: 0,
+        page_bits: 12,
+        alignment: 64,
+        filled_max: 2048,
+    };
 
     #[test]
     fn a_heap_of_which_few_pages_have_entries_is_tried_at_each_page() {

@@ -8,7 +8,7 @@ use super::memory::{Memory, MemoryError};
 use super::objects::Objects;
 use super::quality::WalkQuality;
 use super::take::Options;
-use super::{glibc, jemalloc, mimalloc, musl, pymalloc, tcmalloc};
+use super::{glibc, google_tcmalloc, jemalloc, mimalloc, musl, pymalloc, tcmalloc};
 use crate::allocator::Allocator;
 use crate::process::Maps;
 
@@ -66,6 +66,7 @@ pub fn all() -> Vec<Box<dyn HeapReader>> {
         Box::<jemalloc::Reader>::default(),
         Box::<musl::Reader>::default(),
         Box::<tcmalloc::Reader>::default(),
+        Box::<google_tcmalloc::Reader>::default(),
         Box::<mimalloc::Reader>::default(),
         Box::<pymalloc::Reader>::default(),
     ]

@@ -17,8 +17,16 @@ use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
 use crate::process::Maps;
 
-const SHAPE: Shape =
-    Shape { root_words: 1 << 17, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 13, alignment: 8, filled_max: 2048 };
+const SHAPE: Shape = Shape {
+    root_words: 1 << 17,
+    node_bits: 0,
+    leaf_bits: 18,
+    entry_words: 1,
+    leaf_offset: 0,
+    page_bits: 13,
+    alignment: 8,
+    filled_max: 2048,
+};
 const PAGE_BYTES: u64 = 1 << SHAPE.page_bits;
 const SPAN_BYTES: usize = 48;
 /// Maximum length of a span: 128 GiB.

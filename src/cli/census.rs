@@ -172,7 +172,7 @@ fn write_text(out: &mut dyn Write, census: &Census, surroundings: &Surroundings)
         writeln!(out, "  {sentence}")?;
     }
     if census.heaps.is_empty() && census.layout_unknown.is_empty() {
-        writeln!(out, "  no malloc heap that can be read: no glibc, jemalloc, musl, gperftools tcmalloc or mimalloc in use")?;
+        writeln!(out, "  no malloc heap that can be read: no glibc, jemalloc, musl, tcmalloc of gperftools or Google, or mimalloc in use")?;
     }
     for unknown in &census.layout_unknown {
         writeln!(out, "  layout unknown: {unknown}")?;

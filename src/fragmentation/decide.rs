@@ -83,7 +83,7 @@ fn unread_allocator(census: &Census, evidence: &Evidence) -> Option<Finding> {
     let reason = match census.layout_unknown.first() {
         Some(reason) => reason.clone(),
         None if census.heaps.is_empty() => {
-            "no readable allocator was found (glibc, jemalloc, musl, gperftools tcmalloc, mimalloc): one of the anonymous mappings may be a heap"
+            "no readable allocator was found (glibc, jemalloc, musl, tcmalloc of gperftools and of Google, mimalloc): one of the anonymous mappings may be a heap"
                 .into()
         }
         None => return None,

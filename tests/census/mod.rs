@@ -3,6 +3,7 @@
 
 mod cost;
 mod glibc;
+mod google_tcmalloc;
 mod hostile;
 mod mimalloc;
 mod others;

@@ -5,6 +5,7 @@ mod children;
 mod debuginfod;
 mod exact;
 mod fallbacks;
+mod google_tcmalloc;
 pub(crate) mod life_cycle;
 mod real_programs;
 mod stacks;

@@ -35,10 +35,46 @@ use crate::process::Maps;
 /// The page map's forms: for addresses of 48 bits (`RTREE_HEIGHT` 2), of 57 bits (3) in builds made on a machine with five levels of page
 /// tables, and of 48 bits in builds with larger pages, as distributions make them for arm64.
 const SHAPES: [Shape; 4] = [
-    Shape { root_words: 1 << 18, node_bits: 0, leaf_bits: 18, entry_words: 1, page_bits: 12, alignment: 64, filled_max: 2048 },
-    Shape { root_words: 1 << 15, node_bits: 15, leaf_bits: 15, entry_words: 2, page_bits: 12, alignment: 64, filled_max: 16 },
-    Shape { root_words: 1 << 16, node_bits: 0, leaf_bits: 16, entry_words: 1, page_bits: 16, alignment: 64, filled_max: 2048 },
-    Shape { root_words: 1 << 17, node_bits: 0, leaf_bits: 17, entry_words: 1, page_bits: 14, alignment: 64, filled_max: 2048 },
+    Shape {
+        root_words: 1 << 18,
+        node_bits: 0,
+        leaf_bits: 18,
+        entry_words: 1,
+        leaf_offset: 0,
+        page_bits: 12,
+        alignment: 64,
+        filled_max: 2048,
+    },
+    Shape {
+        root_words: 1 << 15,
+        node_bits: 15,
+        leaf_bits: 15,
+        entry_words: 2,
+        leaf_offset: 0,
+        page_bits: 12,
+        alignment: 64,
+        filled_max: 16,
+    },
+    Shape {
+        root_words: 1 << 16,
+        node_bits: 0,
+        leaf_bits: 16,
+        entry_words: 1,
+        leaf_offset: 0,
+        page_bits: 16,
+        alignment: 64,
+        filled_max: 2048,
+    },
+    Shape {
+        root_words: 1 << 17,
+        node_bits: 0,
+        leaf_bits: 17,
+        entry_words: 1,
+        leaf_offset: 0,
+        page_bits: 14,
+        alignment: 64,
+        filled_max: 2048,
+    },
 ];
 
 /// The forms that are searched for: those with larger pages where there may be such builds.
