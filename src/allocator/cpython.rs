@@ -26,10 +26,10 @@ const DOMAINS: [u64; 3] = [b'r' as u64, b'm' as u64, b'o' as u64];
 /// The functions' names, in the table's order.
 const NAMES: [&str; 4] = ["_PyObject_Malloc", "_PyObject_Calloc", "_PyObject_Realloc", "_PyObject_Free"];
 
-/// The functions of `file`, which a process maps at `mapping`, with those of its allocator of objects. `None` if they were not found: it is
-/// still being loaded, or objects are allocated by malloc.
+/// The allocator of objects in `file`, an interpreter that a process maps at `mapping` and whose other functions are `found`. `None` if its
+/// table was not found: the file is still being loaded, or objects are allocated by malloc.
 #[must_use]
-pub fn with_objects(
+pub fn of_objects(
     process: &Process,
     maps: &Maps,
     mapping: &Mapping,
@@ -56,10 +56,16 @@ pub fn with_objects(
             size: 0,
         })
     });
-    let allocator = if found.functions.is_empty() { Allocator::Pymalloc } else { found.allocator };
-    let mut all: Vec<EntryPoint> = found.functions.iter().cloned().chain(entry_points).collect();
+    let mut all: Vec<EntryPoint> = entry_points.collect();
     all.sort_by_key(|entry| entry.vaddr);
-    Some(Arc::new(FileAllocator { allocator, functions: all, ..found.clone() }))
+    Some(Arc::new(FileAllocator {
+        allocator: Allocator::Pymalloc,
+        prefix: String::new(),
+        functions: all,
+        function_starts: found.function_starts.clone(),
+        exports_malloc: false,
+        is_cpython: true,
+    }))
 }
 
 /// The four functions of the table, if it is in these words.

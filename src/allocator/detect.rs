@@ -136,14 +136,21 @@ impl Detector {
                 let bias = file.elf.load_bias(mapping.start.0, mapping.offset);
                 main = MainProgram::of(&file, bias, mapping.inode);
             }
-            let mut found = self.find(&file);
-            if self.with_python_objects && found.is_cpython {
-                // Not found: it is still being loaded.
-                found = cpython::with_objects(process, &maps, mapping, &file, &found).unwrap_or(found);
-            }
+            let found = self.find(&file);
+            let objects = if self.with_python_objects && found.is_cpython {
+                cpython::of_objects(process, &maps, mapping, &file, &found)
+            } else {
+                None
+            };
             if !found.functions.is_empty() {
                 let (mapping, is_go) = (mapping.clone(), file.elf.is_go());
                 detection.modules.push(AllocatorModule { mapping, file, found, serves_malloc: false, is_go });
+            }
+            // A module of its own, which may appear later than that of another allocator in the file.
+            if let Some(found) = objects
+                && let Ok(file) = MappedFile::open(process, mapping)
+            {
+                detection.modules.push(AllocatorModule { mapping: mapping.clone(), file, found, serves_malloc: false, is_go: false });
             }
         }
         mark_serving(process, &maps, &main, &mut detection.modules);

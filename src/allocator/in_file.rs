@@ -34,7 +34,7 @@ pub struct EntryPoint {
 }
 
 /// What the symbols of one file show.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct FileAllocator {
     /// The allocator that owns the C names, or the only allocator.
     pub allocator: Allocator,
@@ -48,24 +48,6 @@ pub struct FileAllocator {
     pub exports_malloc: bool,
     /// Whether it is CPython, with an allocator of objects whose functions no symbol needs to name ([`super::cpython`]).
     pub is_cpython: bool,
-}
-
-impl FileAllocator {
-    /// Addresses of the functions that allocate CPython's objects.
-    #[must_use]
-    pub fn objects(&self) -> Vec<u64> {
-        self.functions.iter().filter(|entry| is_of_objects(entry)).map(|entry| entry.vaddr).collect()
-    }
-
-    /// The same file without them.
-    #[must_use]
-    pub fn without_objects(&self) -> Self {
-        Self { functions: self.functions.iter().filter(|entry| !is_of_objects(entry)).cloned().collect(), ..self.clone() }
-    }
-}
-
-fn is_of_objects(entry: &EntryPoint) -> bool {
-    entry.function.get().is_some_and(|function| function.family == Family::Cpython)
 }
 
 /// Symbols that identify the allocators, and whether they were seen.

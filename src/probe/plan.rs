@@ -142,7 +142,7 @@ impl Plan {
 pub struct Planner {
     emulation: Emulation,
     detector: Detector,
-    placed: HashMap<FileIdentity, Arc<Placed>>,
+    placed: HashMap<(FileIdentity, Allocator), Arc<Placed>>,
     /// Whether the code of interpreters has copies of the functions that allocate objects.
     copies: HashMap<FileIdentity, bool>,
 }
@@ -178,18 +178,15 @@ impl Planner {
     pub fn plan(&mut self, process: &Process) -> Result<Plan, PlanError> {
         let Detection { modules, mut notes, main_is_go } = self.detector.detect(process)?;
         let mut files = Vec::new();
-        for mut module in modules {
+        for module in modules {
             if self.has_copies(&module) {
-                module.found = Arc::new(module.found.without_objects());
                 notes.push(format!(
                     "{}: no object of Python is recorded, because the interpreter was built with profile-guided optimization, and its code \
                      has copies of the functions that allocate them; with PYTHONMALLOC=malloc in its environment, objects are blocks of \
                      malloc, which are recorded",
                     module.file.display_path.display()
                 ));
-                if module.found.functions.is_empty() {
-                    continue;
-                }
+                continue;
             }
             if module.is_go {
                 notes.push(format!(
@@ -210,10 +207,11 @@ impl Planner {
 
     /// Whether Python's objects were to be recorded, and calls for them would be missed.
     fn has_copies(&mut self, module: &AllocatorModule) -> bool {
-        let objects = module.found.objects();
-        if objects.is_empty() {
+        if module.found.allocator != Allocator::Pymalloc {
             return false;
         }
+        let telling = module.found.functions.iter().filter(|entry| entry.function.get().is_some_and(copies::tells));
+        let objects: Vec<u64> = telling.map(|entry| entry.vaddr).collect();
         if self.copies.len() >= PLACED_FILES_MAX {
             self.copies.clear();
         }
@@ -235,7 +233,8 @@ impl Planner {
     }
 
     fn place(&mut self, module: &AllocatorModule) -> Arc<Placed> {
-        if let Some(placed) = self.placed.get(&module.file.identity) {
+        let key = (module.file.identity.clone(), module.found.allocator);
+        if let Some(placed) = self.placed.get(&key) {
             return Arc::clone(placed);
         }
         let mut placed = Placed::default();
@@ -249,7 +248,7 @@ impl Planner {
         if self.placed.len() >= PLACED_FILES_MAX {
             self.placed.clear();
         }
-        self.placed.insert(module.file.identity.clone(), Arc::clone(&placed));
+        self.placed.insert(key, Arc::clone(&placed));
         placed
     }
 }

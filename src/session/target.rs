@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::allocator::Allocator;
 use crate::allocator::footprint::Footprint;
 use crate::capture::{AttachFile, AttachSite, Attached, Capture, Slot, TargetLoss};
 use crate::emitter::passed::PassedFile;
@@ -23,8 +24,8 @@ use crate::session::walks::walker::{WalkTarget, Walked};
 use crate::session::{Choice, Error};
 use crate::symbol::{AddressSpace, read_perf_map};
 
-/// A file of the process, by device and inode.
-pub(in crate::session) type FileKey = (u64, u64);
+/// An allocator in a file of the process: device, inode, allocator.
+pub(in crate::session) type FileKey = (u64, u64, Allocator);
 
 /// Maximum number of chunks of the heap at the start that are kept until the end, 4 bytes each. A heap with more is not compared: its
 /// memory from before the recording is then part of the unattributed.
@@ -275,7 +276,7 @@ impl Target {
 
     /// Listens to new emitters, and detaches from those that are gone.
     fn hear(&mut self, capture: &Capture) -> Result<(), Error> {
-        let key = |emitter: &Emitter| (emitter.identity.device, emitter.identity.inode);
+        let key = |emitter: &Emitter| (emitter.identity.device, emitter.identity.inode, Allocator::Other);
         let keys: Vec<FileKey> = self.emitters.iter().map(key).collect();
         self.attached.retain(|attached, _| keys.contains(attached));
         for emitter in &self.emitters {
@@ -485,7 +486,7 @@ impl Target {
 }
 
 pub(in crate::session) fn key(file: &FilePlan) -> FileKey {
-    (file.identity.device, file.identity.inode)
+    (file.identity.device, file.identity.inode, file.allocator)
 }
 
 pub(in crate::session) fn attach_file(file: &FilePlan, wanted: impl Fn(&SitePlan) -> bool) -> AttachFile {

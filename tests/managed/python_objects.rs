@@ -15,7 +15,7 @@ use crate::support::{LIMIT, bpf, serial};
 fn recordable() -> Vec<Python> {
     let mut all = python::all();
     all.retain(|python| {
-        let mut process = Process::start_piped(Command::new(&python.program).arg(python::source("objects.py")));
+        let process = Process::start_piped(Command::new(&python.program).arg(python::source("objects.py")));
         assert!(process.out.wait_for(LIMIT, |line| line == "ready").is_some(), "{}\n{}", process.out, process.err);
         let directory = tempfile::tempdir().unwrap();
         let mut command = fragprof();
