@@ -20,8 +20,8 @@ const PAGES_MAX: u64 = 64;
 const STRIDES: std::ops::RangeInclusive<u64> = 128..=8192;
 /// Classes that must be in order.
 const CLASSES_MIN: usize = 8;
-/// Words behind the objects of a span in which the pages of a span are.
-const PAGES_WITHIN: std::ops::RangeInclusive<usize> = 3..=6;
+/// Where the pages of a span are, in bytes behind `size_class`: other numbers are before them, more in later releases.
+const PAGES_AT: [usize; 4] = [24, 32, 40, 48];
 /// Objects in a transfer cache: 64 batches of 128.
 const TRANSFER_MAX: u32 = 1 << 16;
 
@@ -63,7 +63,8 @@ impl Classes {
     pub fn find(object: &ObjectData, data: &Data, page_bits: u32) -> Option<Self> {
         let candidates = data.words().filter_map(|(number, word)| {
             let class = usize::try_from(word).ok().filter(|class| (1..CLASSES_MAX).contains(class))?;
-            class_at(data, 8 * number, page_bits).map(|_| (8 * number as u64, class as u64))
+            PAGES_AT.into_iter().find_map(|pages_at| class_at(data, 8 * number, page_bits, pages_at))?;
+            Some((8 * number as u64, class as u64))
         });
         let mut votes: BTreeMap<(u64, u64), usize> = BTreeMap::new();
         let mut before: Option<(u64, u64)> = None;
@@ -79,13 +80,14 @@ impl Classes {
         }
         let ((first, stride), count) = votes.into_iter().max_by_key(|(_, count)| *count)?;
         let place = |class: usize| usize::try_from(first + stride * class as u64).ok();
-        let list: Vec<Class> = (0..CLASSES_MAX)
-            .map_while(|class| {
-                let at = place(class)?;
-                (class == 0 || word_at(data, at) == class as u64)
-                    .then(|| class_at(data, at, page_bits).filter(|_| class > 0).unwrap_or_default())
-            })
-            .collect();
+        let places: Vec<usize> =
+            (0..CLASSES_MAX).map_while(|class| place(class).filter(|&at| class == 0 || word_at(data, at) == class as u64)).collect();
+        // Of some classes another number would do, but not of all.
+        let lists = PAGES_AT.map(|pages_at| -> Vec<Class> {
+            let classes = places.iter().map(|&at| class_at(data, at, page_bits, pages_at).unwrap_or_default());
+            classes.enumerate().map(|(class, found)| if class == 0 { Class::default() } else { found }).collect()
+        });
+        let list = lists.into_iter().max_by_key(|list| list.iter().filter(|class| class.bytes > 0).count())?;
         (count >= CLASSES_MIN).then_some(Self { list, first: object.range.start + first, stride })
     }
 
@@ -116,15 +118,10 @@ impl Classes {
     }
 }
 
-/// The class whose `size_class` is at a place of the data.
-fn class_at(data: &[u8], at: usize, page_bits: u32) -> Option<Class> {
-    let (bytes, objects) = (word_at(data, at + 8), word_at(data, at + 16));
-    if !(8..=OBJECT_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(8) || objects == 0 {
-        return None;
-    }
-    let pages = PAGES_WITHIN.map(|word| word_at(data, at + 8 * word)).find(|pages| {
-        let is_small = (1..PAGES_MAX).contains(pages);
-        is_small && (pages << page_bits) / bytes == objects
-    })?;
-    Some(Class { bytes, objects, pages })
+/// The class whose `size_class` is at a place of the data, if the pages of its spans are `pages_at` bytes behind it.
+fn class_at(data: &[u8], at: usize, page_bits: u32, pages_at: usize) -> Option<Class> {
+    let (bytes, objects, pages) = (word_at(data, at + 8), word_at(data, at + 16), word_at(data, at + pages_at));
+    let is_object = (8..=OBJECT_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(8);
+    let is_sound = is_object && (1..PAGES_MAX).contains(&pages) && objects > 0 && (pages << page_bits) / bytes == objects;
+    is_sound.then_some(Class { bytes, objects, pages })
 }

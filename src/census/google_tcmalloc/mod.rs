@@ -179,7 +179,10 @@ fn by_counts(memory: &dyn Memory, found: &Found) -> u64 {
     for batch in found.entries.list.chunks(BATCH) {
         let bytes = records(memory, batch.iter().map(|entry| entry.span), SPAN_BYTES);
         for (entry, record) in batch.iter().zip(bytes.chunks_exact(SPAN_BYTES)) {
-            let objects = found.classes.get(entry.class).map(|class| (allocated(record).min(class.objects), class.bytes));
+            let objects = found.classes.get(entry.class).map(|class| match class.objects {
+                1 => (1, class.bytes),
+                objects => (allocated(record).min(objects), class.bytes),
+            });
             let (count, bytes) = objects.unwrap_or((1, entry.end - entry.start));
             live = live.saturating_add(count.saturating_mul(bytes));
             proxies += proxy(memory, found, entry, record).map_or(0, |(_, bytes)| bytes);

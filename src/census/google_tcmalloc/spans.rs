@@ -94,6 +94,10 @@ impl FreeForm {
     #[must_use]
     pub fn free(self, record: &[u8], class: &Class, objects: &[u8]) -> Option<Vec<bool>> {
         let mut free = vec![false; usize::try_from(class.objects).ok()?];
+        if class.objects == 1 {
+            // The central free list hands such spans out and takes them back whole, and does not count in them.
+            return Some(free);
+        }
         let count =
             if self.has_bitmap(class) { self.by_bitmap(record, &mut free)? } else { self.by_list(record, class, objects, &mut free)? };
         (count + allocated(record) == class.objects).then_some(free)
@@ -188,6 +192,12 @@ mod tests {
         assert_eq!(FORM.free(&record(6, LIST_END, 0, &[]), &LARGE, &[]), None, "none is free, but two should be");
         with_bitmap[STATE_AT + 1] = 1;
         assert_eq!(FORM.free(&with_bitmap, &LARGE, &[]), None, "an object that is none");
+    }
+
+    #[test]
+    fn the_only_object_of_a_span_is_in_use() {
+        let only = Class { bytes: 8192, objects: 1, pages: 1 };
+        assert_eq!(FORM.free(&record(0, 0, 0, &[]), &only, &[]), Some(vec![false]));
     }
 
     #[test]
