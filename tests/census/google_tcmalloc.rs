@@ -156,7 +156,8 @@ fn a_busy_heap_of_googles_tcmalloc_is_counted_within_its_unknown_bytes() {
             println!("{} {place}: errors {errors:.4?}, mean {mean:.4}, unknown {:.4} of live", library.display(), unknown / live);
             // The heap changes while it is walked.
             assert!(mean.abs() < 0.03 && errors.iter().all(|error| error.abs() < 0.08), "{} {place}: {errors:?}", library.display());
-            assert!(unknown < live / 10.0, "{} {place}: {unknown} of {live}", library.display());
+            // Spans that were freed and used for others meanwhile are not known.
+            assert!(unknown < live / 4.0, "{} {place}: {unknown} of {live}", library.display());
         }
     }
 }

@@ -98,7 +98,7 @@ fn objects_of_every_python_are_blocks_of_their_own() {
     recordable().iter().for_each(compare);
 }
 
-/// A command, from its first object: every live chunk of both heaps has a stack.
+/// A command from its first object on: every live chunk of both heaps has a stack, but for a few of the allocator's own.
 #[test]
 fn the_heap_of_objects_is_attributed_to_the_last_block() {
     if bpf().is_none() {
@@ -124,7 +124,8 @@ fn the_heap_of_objects_is_attributed_to_the_last_block() {
     let of = |name: &str| attribution[name].as_u64().unwrap();
     eprintln!("{attribution}");
     assert!(of("attributed_allocations") > 20_000, "{attribution}");
-    assert!(of("unattributed_bytes") * 1000 <= of("attributed_bytes"), "{attribution}");
+    // The tables of the allocator of objects itself, which it allocates while a call of it is open.
+    assert!(of("unattributed_allocations") <= 16, "{attribution}");
 }
 
 #[test]

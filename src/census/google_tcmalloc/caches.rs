@@ -157,7 +157,9 @@ impl Heap<'_> {
     /// The caches of all threads.
     fn threads(&self, caches: &mut Caches, end_of: &impl Fn(u64) -> Option<u64>) {
         let words: BTreeSet<u64> = self.data.words().map(|(_, word)| word).filter(|word| word.is_multiple_of(8)).collect();
-        let mut waiting: Vec<u64> = words.into_iter().filter(|&word| end_of(word).is_some()).take(CACHES_TRIED_MAX).collect();
+        // They lie in tcmalloc's own memory, which is in no span.
+        let may_be = |addr: &u64| end_of(*addr).is_some() && self.entries.of(*addr).is_none();
+        let mut waiting: Vec<u64> = words.into_iter().filter(may_be).take(CACHES_TRIED_MAX).collect();
         let mut known = BTreeSet::new();
         while let Some(addr) = waiting.pop() {
             if known.contains(&addr) || known.len() >= CACHES_MAX {
@@ -166,7 +168,7 @@ impl Heap<'_> {
             let Some((record, neighbours)) = self.thread(addr) else { continue };
             known.insert(addr);
             caches.count += 1;
-            waiting.extend(neighbours.into_iter().filter(|&next| end_of(next).is_some()));
+            waiting.extend(neighbours.into_iter().filter(may_be));
             for class in 1..self.classes.list.len() {
                 let Ok(number) = u16::try_from(class) else { return };
                 if word32_at(&record, LIST_BYTES * class + 8) > 0 && self.classes.get(number).is_some() {
