@@ -845,7 +845,7 @@ pub fn google_tcmalloc(bytes: &[u8]) {
     const PAGE: u64 = 256 << 10;
     const CLASSES: u64 = 13;
     let mut memory = Fixture::with_maps(Maps::parse(GOOGLE_MAPS));
-    let (root, table) = (SERVICE_DATA + 0x1_0000, SERVICE_DATA + 0x6_0000);
+    let (root, table) = (SERVICE_DATA + 0x1_0000, SERVICE_DATA + 0x6_0100);
     let [leaf, spans, sample, slots, slab, thread] = [0, 0x8_0000, 0x9_0000, 0xa_0000, 0xc_0000, 0xd_0000].map(|at| GOOGLE_OWN + at);
     let object = |index: u64| GOOGLE_HEAP + index * 1024;
     // first_page, num_pages, the rest: indices or bitmap or sampled allocation.
@@ -859,7 +859,7 @@ pub fn google_tcmalloc(bytes: &[u8]) {
     let words =
         words.chain([(spans + 16, 1 | 640 << 16 | 252 << 32 | 2 << 48), (spans + 64 + 16, 6 << 32), (object(5), 0xffff | 896 << 16)]);
     let of_page = [(0, 0, 1u64), (1, 1, 2), (2, 1, 2), (3, 2, 0), (7, 3, 0)];
-    let words = words.chain(of_page.map(|(page, number, class)| (leaf + 0x8000 + 8 * page, spans + 64 * number | class << 48)));
+    let words = words.chain(of_page.map(|(page, number, class)| (leaf + 0x8000 + 8 * page, (spans + 64 * number) | (class << 48))));
     let words = words.chain([(leaf, 1 | 2 << 8 | 2 << 16)]);
     // The sampler holds object 9.
     let words = words.chain([(sample + 32, object(9)), (sample + 40, 1000), (sample + 56, 1024)]);
