@@ -23,7 +23,7 @@ use super::page_map::Entries;
 const SHIFTS: std::ops::RangeInclusive<u64> = 12..=20;
 /// CPUs: what Linux has at most, and slabs that are no longer used.
 const CPUS_MAX: u64 = 1 << 14;
-/// Words of the data that are tried as those of slabs, and as addresses of a thread's cache.
+/// Words of the data that are tried as those of slabs, and as addresses of a thread's cache. The rest is counted.
 const SLABS_TRIED_MAX: usize = 1024;
 const CACHES_TRIED_MAX: usize = 1 << 16;
 /// Caches of threads.
@@ -48,6 +48,8 @@ pub struct Caches {
     pub torn_lists: u64,
     /// Slabs and caches of threads.
     pub count: u64,
+    /// Words that may lead to further ones, and caches, left out because there were too many: objects in them seem live.
+    pub left_out: u64,
 }
 
 /// What the caches belong to.
@@ -112,7 +114,7 @@ impl Heap<'_> {
             let end = end_of(start)?.min(start.checked_add(bytes * CPUS_MAX)?);
             Some((start, bytes, end))
         });
-        for (start, bytes, end) in slabs.take(SLABS_TRIED_MAX) {
+        for (start, bytes, end) in limited(slabs, SLABS_TRIED_MAX, &mut caches.left_out) {
             let Ok(runs) = self.memory.page_runs(start..end) else { continue };
             let starts: BTreeSet<u64> = runs
                 .within(start..end)
@@ -159,13 +161,17 @@ impl Heap<'_> {
         let words: BTreeSet<u64> = self.data.words().map(|(_, word)| word).filter(|word| word.is_multiple_of(8)).collect();
         // They lie in tcmalloc's own memory, which is in no span.
         let may_be = |addr: &u64| end_of(*addr).is_some() && self.entries.of(*addr).is_none();
-        let mut waiting: Vec<u64> = words.into_iter().filter(may_be).take(CACHES_TRIED_MAX).collect();
+        let mut waiting = limited(words.into_iter().filter(may_be), CACHES_TRIED_MAX, &mut caches.left_out);
         let mut known = BTreeSet::new();
         while let Some(addr) = waiting.pop() {
-            if known.contains(&addr) || known.len() >= CACHES_MAX {
+            if known.contains(&addr) {
                 continue;
             }
             let Some((record, neighbours)) = self.thread(addr) else { continue };
+            if known.len() >= CACHES_MAX {
+                caches.left_out += 1;
+                continue;
+            }
             known.insert(addr);
             caches.count += 1;
             waiting.extend(neighbours.into_iter().filter(may_be));
@@ -220,6 +226,13 @@ impl Heap<'_> {
         }
         caches.add(self, class, &longest, expected);
     }
+}
+
+/// The first `max` of them; the rest is counted.
+fn limited<T>(mut all: impl Iterator<Item = T>, max: usize, left_out: &mut u64) -> Vec<T> {
+    let first = all.by_ref().take(max).collect();
+    *left_out += all.count() as u64;
+    first
 }
 
 /// Records of the same size at many addresses; zeros for what cannot be read.

@@ -34,8 +34,8 @@ use crate::allocator::Allocator;
 
 /// Times that a span is read which contradicts itself: the program was changing it.
 const TRIES: usize = 3;
-/// Spans read at once.
-const BATCH: usize = 256;
+/// Spans read at once: the sooner their objects are read, the fewer have changed.
+const BATCH: usize = 64;
 /// Spans by which the form of their free objects is told.
 const SAMPLED_SPANS: usize = 512;
 /// Of 100 of these, those that must agree.
@@ -145,7 +145,7 @@ fn walk(sight: &Sight<'_>, found: &Found) -> HeapWalk {
         account.live_bytes_stderr = Some(found.caches.lost_bytes);
     }
     quality.broken_headers += found.entries.left_out;
-    quality.broken_lists += found.caches.torn_lists;
+    quality.broken_lists += found.caches.torn_lists + found.caches.left_out;
     quality.judge(account.ladder.extent_bytes, account.off_balance_bytes().unwrap_or(0) == 0);
     let extents = found.extents.iter().map(|extent| (0, extent.clone())).collect();
     HeapWalk { account, quality, chunks, extents }
@@ -253,36 +253,87 @@ impl<'a> Walk<'a> {
         for batch in list.get(from..to).unwrap_or_default().chunks(BATCH) {
             let bytes = records(self.memory, batch.iter().map(|entry| entry.span), SPAN_BYTES);
             for (entry, record) in batch.iter().zip(bytes.chunks_exact(SPAN_BYTES)) {
-                self.gap(entry.start);
-                self.span(entry, record);
+                let at = self.chunks.end_of_current();
+                if at <= entry.start {
+                    self.pages_anew(at..entry.start, extent.end);
+                }
+                // A span that was made meanwhile may reach into this one.
+                let at = self.chunks.end_of_current().max(entry.start);
+                if at > entry.start || !self.span(entry, record) {
+                    self.old_span(at..entry.end, extent.end);
+                }
             }
         }
-        self.gap(extent.end);
+        self.pages_anew(self.chunks.end_of_current()..extent.end, extent.end);
+    }
+
+    /// Adds the rest of a span that is not there any more.
+    fn old_span(&mut self, pages: Range<u64>, limit: u64) {
+        if pages.is_empty() {
+            return;
+        }
+        if let Some(other) = self.found.map.span_at(self.memory, pages.start).filter(|other| other.start < pages.start) {
+            // It was made after what lies before was read.
+            self.quality.broken_headers += 1;
+            self.chunks.push(other.end.min(pages.end) - pages.start, ChunkState::Unknown);
+        }
+        self.pages_anew(self.chunks.end_of_current()..pages.end, limit);
+    }
+
+    /// Adds pages that no span had when all were read, or one that is not there any more, by what the page map has for them now. A span made
+    /// since may go beyond them, up to `limit`.
+    fn pages_anew(&mut self, pages: Range<u64>, limit: u64) {
+        if pages.is_empty() {
+            return;
+        }
+        let now = self.found.map.entries_in(self.memory, pages.clone());
+        let bytes = records(self.memory, now.list.iter().map(|entry| entry.span), SPAN_BYTES);
+        for (entry, record) in now.list.iter().zip(bytes.chunks_exact(SPAN_BYTES)) {
+            self.free(entry.start);
+            if entry.end > limit || !self.span(entry, record) {
+                self.quality.broken_headers += 1;
+                self.chunks.push(entry.end.min(pages.end) - entry.start, ChunkState::Unknown);
+            }
+        }
+        self.free(pages.end);
     }
 
     /// Adds what is in no span: free, unless spans were left out.
-    fn gap(&mut self, until: u64) {
+    fn free(&mut self, until: u64) {
         let state = if self.found.entries.left_out == 0 { ChunkState::Free } else { ChunkState::Unknown };
         self.chunks.push(until.saturating_sub(self.chunks.end_of_current()), state);
     }
 
-    fn span(&mut self, entry: &Entry, record: &[u8]) {
+    /// Adds a span. `false` if it is not there any more, or contradicts itself each time that it is read.
+    fn span(&mut self, entry: &Entry, record: &[u8]) -> bool {
+        let found = self.found;
         let bytes = entry.end - entry.start;
         if entry.class == 0 {
-            self.chunks.push(bytes, ChunkState::Live);
-            return;
+            let is_there = self.is_span(entry, record);
+            if is_there {
+                self.chunks.push(bytes, ChunkState::Live);
+            }
+            return is_there;
         }
-        let found = self.found;
-        let class = found.classes.get(entry.class).filter(|class| class.pages << found.map.page_bits == bytes);
-        let Some((class, free)) = class.and_then(|class| Some((class, self.read(entry, class, record)?))) else {
+        if self.pacer.is_over() {
+            self.quality.unread_bytes += bytes;
             self.quality.broken_headers += 1;
             self.chunks.push(bytes, ChunkState::Unknown);
-            return;
-        };
+            return true;
+        }
+        let class = found.classes.get(entry.class).filter(|class| class.pages << found.map.page_bits == bytes);
+        let Some((class, free)) = class.and_then(|class| Some((class, self.read(entry, class, record)?))) else { return false };
         let starts = (entry.start..).step_by(class.bytes as usize);
         let objects: Vec<ChunkState> = starts.zip(&free).map(|(object, &is_free)| self.state(object, is_free)).collect();
         self.chunks.append(&objects, |&state| (class.bytes, state));
         self.chunks.push(bytes.saturating_sub(class.objects * class.bytes), ChunkState::Overhead);
+        true
+    }
+
+    /// Whether a record is that of a span.
+    fn is_span(&self, entry: &Entry, record: &[u8]) -> bool {
+        let page_bits = self.found.map.page_bits;
+        Span::parse(record, page_bits).is_some_and(|span| span.range(page_bits) == (entry.start..entry.end))
     }
 
     fn state(&self, object: u64, is_free: bool) -> ChunkState {
@@ -294,23 +345,25 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Which objects of a span are free. It is read again where it contradicts itself; `None` if it always does.
+    /// Which objects of a span are free. It is read again where it contradicts itself; `None` if it always does, or is another span.
     fn read(&mut self, entry: &Entry, class: &Class, record: &[u8]) -> Option<Vec<bool>> {
-        if self.pacer.is_over() {
-            self.quality.unread_bytes += entry.end - entry.start;
-            return None;
-        }
-        let page_bits = self.found.map.page_bits;
         let mut record = record.to_vec();
-        for _ in 0..TRIES {
-            let is_same = Span::parse(&record, page_bits).is_some_and(|span| span.range(page_bits).start == entry.start);
-            let wanted = is_same && self.found.form.needs_objects(&record, class);
-            let objects = if wanted { self.objects(entry.start..entry.end) } else { Vec::new() };
-            if is_same && let Some(free) = self.found.form.free(&record, class, &objects) {
+        for attempt in 0..TRIES {
+            if attempt > 0 {
+                record = self.memory.bytes(entry.span, SPAN_BYTES)?;
+            }
+            if !self.is_span(entry, &record) {
+                return None;
+            }
+            let objects = match self.found.form.needs_objects(&record, class) {
+                true if attempt == 0 => self.objects(entry.start..entry.end),
+                // With pages that were first touched since.
+                true => read_present(self.memory, entry.start..entry.end),
+                false => Vec::new(),
+            };
+            if let Some(free) = self.found.form.free(&record, class, &objects) {
                 return Some(free);
             }
-            self.pages.forget();
-            record = self.memory.bytes(entry.span, SPAN_BYTES)?;
         }
         None
     }

@@ -73,6 +73,18 @@ impl Entries {
         let after = self.list.partition_point(|entry| entry.start <= addr);
         self.list.get(after.checked_sub(1)?).filter(|entry| addr < entry.end)
     }
+
+    fn without_overlaps(mut self) -> Self {
+        self.list.sort_unstable_by_key(|entry| entry.start);
+        let (before, mut end) = (self.list.len(), 0);
+        self.list.retain(|entry| {
+            let follows = entry.start >= end;
+            end = if follows { entry.end } else { end };
+            follows
+        });
+        self.torn += (before - self.list.len()) as u64;
+        self
+    }
 }
 
 fn shape((page_bits, class_bytes): (u32, u32)) -> Shape {
@@ -123,34 +135,61 @@ impl PageMap {
             (0u64..).zip(root.chunks_exact(8).map(|word| word_at(word, 0))).filter(|(_, leaf)| is_user_address(*leaf)).collect();
         let mut found = Entries { left_out: leaves.len().saturating_sub(LEAVES_MAX) as u64, ..Entries::default() };
         for (index, leaf) in leaves.into_iter().take(LEAVES_MAX) {
-            self.add_leaf(memory, index, leaf, &mut found);
+            self.add_leaf(memory, index, leaf, 0..1 << LEAF_BITS, &mut found);
         }
-        found.list.sort_unstable_by_key(|entry| entry.start);
-        let (before, mut end) = (found.list.len(), 0);
-        found.list.retain(|entry| {
-            let follows = entry.start >= end;
-            end = if follows { entry.end } else { end };
-            follows
-        });
-        found.torn += (before - found.list.len()) as u64;
-        found
+        found.without_overlaps()
     }
 
-    fn add_leaf(&self, memory: &dyn Memory, index: u64, leaf: u64, found: &mut Entries) {
+    /// Reads the spans that begin in a range of pages.
+    #[must_use]
+    pub fn entries_in(&self, memory: &dyn Memory, range: Range<u64>) -> Entries {
+        let mut found = Entries::default();
+        let (first, end) = (range.start >> self.page_bits, range.end >> self.page_bits);
+        for index in first >> LEAF_BITS..end.div_ceil(1 << LEAF_BITS) {
+            let of_leaf = |page: u64| page.saturating_sub(index << LEAF_BITS).min(1 << LEAF_BITS);
+            if let Some(leaf) = self.leaf(memory, index) {
+                self.add_leaf(memory, index, leaf, of_leaf(first)..of_leaf(end), &mut found);
+            }
+        }
+        found.without_overlaps()
+    }
+
+    /// The span that has a page.
+    #[must_use]
+    pub fn span_at(&self, memory: &dyn Memory, addr: u64) -> Option<Range<u64>> {
+        let word_of = |page: u64| {
+            let words = self.leaf(memory, page >> LEAF_BITS)?.checked_add(self.class_bytes << LEAF_BITS)?;
+            span_in(memory.word(words.checked_add(8 * (page & ((1 << LEAF_BITS) - 1)))?)?)
+        };
+        let span = word_of(addr >> self.page_bits)?;
+        let fields = Span::parse(&memory.bytes(span, SPAN_BYTES)?, self.page_bits)?;
+        let range = fields.range(self.page_bits);
+        // The word of the page may be old, that of the span's first page is not.
+        (range.contains(&addr) && word_of(fields.first_page) == Some(span)).then_some(range)
+    }
+
+    fn leaf(&self, memory: &dyn Memory, index: u64) -> Option<u64> {
+        memory.word(self.root.checked_add(8 * index)?).filter(|&leaf| is_user_address(leaf))
+    }
+
+    /// Adds the spans that begin at these pages of a leaf.
+    fn add_leaf(&self, memory: &dyn Memory, index: u64, leaf: u64, slots: Range<u64>, found: &mut Entries) {
         let (pages, class_bytes) = (1u64 << LEAF_BITS, self.class_bytes);
-        let Some(end) = leaf.checked_add(pages * (class_bytes + 8)) else { return };
+        if leaf.checked_add(pages * (class_bytes + 8)).is_none() || slots.is_empty() {
+            return;
+        }
         let first_page = index << LEAF_BITS;
         found.covered.push(first_page << self.page_bits..(first_page + pages) << self.page_bits);
-        let bytes = read_present(memory, leaf..end);
-        let (classes, words) = bytes.split_at_checked((pages * class_bytes) as usize).unwrap_or_default();
+        let part = |offset: u64, bytes: u64| read_present(memory, leaf + offset + bytes * slots.start..leaf + offset + bytes * slots.end);
+        let (classes, words) = (part(0, class_bytes), part(pages * class_bytes, 8));
         let mut addrs: Vec<u64> = words.chunks_exact(8).filter_map(|word| span_in(word_at(word, 0))).collect();
         addrs.sort_unstable();
         addrs.dedup();
         read_records(memory, &addrs, SPAN_BYTES, |addr, bytes| {
             let Some(span) = bytes.and_then(|bytes| Span::parse(bytes, self.page_bits)) else { return };
-            let Some(slot) = span.first_page.checked_sub(first_page).filter(|slot| *slot < pages) else { return };
-            let slot = slot as usize;
-            if span_in(word_at(words, 8 * slot)) != Some(addr) {
+            let Some(slot) = span.first_page.checked_sub(first_page).filter(|slot| slots.contains(slot)) else { return };
+            let slot = (slot - slots.start) as usize;
+            if span_in(word_at(&words, 8 * slot)) != Some(addr) {
                 return;
             }
             if found.list.len() >= SPANS_MAX {
@@ -159,7 +198,7 @@ impl PageMap {
             }
             let class = match class_bytes {
                 1 => classes.get(slot).copied().unwrap_or(0).into(),
-                _ => word16_at(classes, 2 * slot),
+                _ => word16_at(&classes, 2 * slot),
             };
             let Range { start, end } = span.range(self.page_bits);
             found.list.push(Entry { start, end, span: addr, class });
