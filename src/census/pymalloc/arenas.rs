@@ -21,6 +21,10 @@ const ARENAS_MAX: usize = 1 << 18;
 const ENTRIES_FIRST: u64 = 16;
 /// Entries read with one call.
 const ENTRIES: usize = 64;
+/// Times that an entry is read which contradicts itself: the interpreter was changing it. Of a table, so many may always do; more, and it is
+/// none.
+const TRIES: usize = 4;
+const TORN_MAX: u64 = 2;
 /// Candidates for the table that are examined in one object.
 const CANDIDATES_MAX: usize = 1 << 16;
 /// Arenas whose first pool is read to determine the form.
@@ -105,6 +109,8 @@ pub struct Arenas {
     pub form: Form,
     /// Those in use, by address.
     pub list: Vec<Arena>,
+    /// Entries left out because they contradicted themselves each time that they were read.
+    pub torn: u64,
 }
 
 /// Where the word that leads to the table lies, as the distance from its object's base.
@@ -165,7 +171,7 @@ impl Search<'_> {
             return None;
         }
         let limit = entries(table, [max, unused, usable]);
-        let list = self.table(table, limit.unwrap_or(ARENAS_MAX))?;
+        let (list, torn) = self.table(table, limit)?;
         let form = FORMS.into_iter().find(|&form| self.has_form(&list, form))?;
         let mut list: Vec<Arena> = list
             .into_iter()
@@ -175,12 +181,14 @@ impl Search<'_> {
             .collect();
         list.sort_unstable_by_key(|arena| (arena.addr, arena.number));
         list.dedup_by(|later, kept| later.addr < kept.addr.saturating_add(form.arena_bytes));
-        (!list.is_empty()).then(|| Arenas { object: one.object().name.clone(), form, list })
+        (!list.is_empty()).then(|| Arenas { object: one.object().name.clone(), form, list, torn })
     }
 
-    /// The entries in use of the table at an address; `None` if it is not such a table.
-    fn table(&self, table: u64, limit: usize) -> Option<Vec<Arena>> {
-        let mut list = Vec::new();
+    /// The entries in use of the table at an address, and the number of those left out; `None` if it is not such a table. Where its length is
+    /// not known, it ends with the last sound entry.
+    fn table(&self, table: u64, length: Option<usize>) -> Option<(Vec<Arena>, u64)> {
+        let (mut list, mut torn) = (Vec::new(), 0);
+        let limit = length.unwrap_or(ARENAS_MAX);
         let mut number = 0;
         'table: while number < limit {
             let mut bytes = [0u8; ENTRIES * ENTRY_BYTES];
@@ -188,15 +196,24 @@ impl Search<'_> {
             let read = self.memory.read(table.checked_add((number * ENTRY_BYTES) as u64)?, wanted);
             let wanted = wanted.len();
             for entry in bytes.get(..read)?.chunks_exact(ENTRY_BYTES) {
-                let Some(arena) = parse(entry, table, number as u64) else { break 'table };
-                list.extend(arena);
+                match parse(entry, table, number as u64).or_else(|| self.entry_again(table, number)) {
+                    Some(arena) => list.extend(arena),
+                    None if length.is_some() && torn < TORN_MAX => torn += 1,
+                    None => break 'table,
+                }
                 number += 1;
             }
             if read < wanted {
                 break;
             }
         }
-        Some(list)
+        Some((list, torn))
+    }
+
+    /// An entry that contradicted itself, once it does not any more.
+    fn entry_again(&self, table: u64, number: usize) -> Option<Option<Arena>> {
+        let place = table.checked_add((number * ENTRY_BYTES) as u64)?;
+        (1..TRIES).find_map(|_| parse(&self.memory.bytes(place, ENTRY_BYTES)?, table, number as u64))
     }
 
     /// Whether the arenas have this form: most of the first ones whose first pool can be read.

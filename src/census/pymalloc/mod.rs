@@ -117,6 +117,7 @@ fn walk(sight: &Sight<'_>, arenas: &Arenas) -> HeapWalk {
             quality.unknown_bytes = account.ladder.unknown_bytes.unwrap_or(0);
         }
     }
+    quality.broken_headers += arenas.torn;
     quality.judge(account.ladder.extent_bytes, account.off_balance_bytes().unwrap_or(0) == 0);
     account.pools = Some(pools);
     HeapWalk { account, quality, chunks, extents }
