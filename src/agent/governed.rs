@@ -1,7 +1,7 @@
 //! The governor's thread: attributes the allocations of the processes that need it most, each within its budget, all within the node's.
 //!
 //! Under pressure it sheds load in this order, and counts each step: a target's windows (its budget is its own limit); the number of
-//! targets, halved if this thread takes more than its share of a core; all targets, while the agent is above its memory limit.
+//! targets, halved if this thread takes more than its share of a core twice in a row; all targets, while the agent is above its memory limit.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -86,6 +86,8 @@ struct Attribution {
     choose_at: Instant,
     targets_max: usize,
     cpu_share: CpuShare,
+    /// Whether this thread was above its share the last time that it was known: once may be the cost of attaching, which does not come again.
+    was_above: bool,
 }
 
 impl Attribution {
@@ -107,6 +109,7 @@ impl Attribution {
             choose_at: Instant::now(),
             targets_max,
             cpu_share: CpuShare::default(),
+            was_above: false,
         }
     }
 
@@ -267,10 +270,15 @@ impl Attribution {
         let (share, most) = (self.cpu_share.look(Instant::now(), thread_cpu()), self.config.cpu_percent / 100.0);
         let fewer = (self.chosen.len() / 2).max(1);
         if share.is_some_and(|share| share > most) && fewer < self.targets_max {
-            lock(&self.sample).shed_cpu += 1;
-            self.targets_max = fewer;
             self.cpu_share.begin_anew();
-        } else if self.targets_max < self.config.targets_max && share.is_some_and(|share| share < MORE_BELOW * most) {
+            if std::mem::replace(&mut self.was_above, true) {
+                lock(&self.sample).shed_cpu += 1;
+                (self.targets_max, self.was_above) = (fewer, false);
+            }
+            return;
+        }
+        self.was_above &= share.is_none();
+        if self.targets_max < self.config.targets_max && share.is_some_and(|share| share < MORE_BELOW * most) {
             self.targets_max += 1;
         }
     }
