@@ -26,8 +26,8 @@ use crate::sanitize::terminal;
 
 /// Time between two rounds.
 const STEP: Duration = Duration::from_secs(5);
-/// An attempt that was refused for a reason of the moment is repeated after this time, doubled for each further one, up to the longest.
-const RETRY_FIRST: Duration = Duration::from_secs(30);
+/// An attempt that was refused for a reason of the moment is repeated in the next round, then after twice the time each, up to the longest.
+const RETRY_FIRST: Duration = STEP;
 const RETRY_LONGEST: Duration = Duration::from_secs(3600);
 
 /// The sample that the thread writes and `/metrics` reads.
@@ -225,13 +225,13 @@ mod tests {
         let again = Duration::from_secs(600);
         let mut known = Known { next: Some(now), files: None, refused: 0 };
         let busy = AttachRefusal::Call(crate::inject::Refusal::Stopped);
-        let waits: Vec<u64> = (0..9)
+        let waits: Vec<u64> = (0..12)
             .map(|_| {
                 known = known.after(Err(&busy), now, again);
                 known.next.unwrap().duration_since(now).as_secs()
             })
             .collect();
-        assert_eq!(waits, [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]);
+        assert_eq!(waits, [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]);
         let known = known.after(Ok(7), now, again);
         assert!(!known.is_due(now + Duration::from_secs(599)) && known.is_due(now + again));
         assert!(!known.after(Err(&AttachRefusal::Musl), now, again).is_due(now + again * 100));

@@ -42,6 +42,9 @@ use crate::process::stack::Walker;
 
 /// Threads that are tried before the process is refused.
 const TRIED_MAX: usize = 16;
+/// Times that the threads are examined, and the pause in between: one that waits for a millisecond at a time has often just moved on.
+const EXAMINED_MAX: usize = 10;
+const EXAMINED_EVERY: Duration = Duration::from_millis(5);
 /// Interval between two checks whether a call has ended.
 const POLL: Duration = Duration::from_micros(200);
 /// Bytes of `/proc/PID/wchan`, a function's name.
@@ -157,7 +160,15 @@ pub fn check(process: &Process) -> Result<Threads, Refusal> {
     if is_frozen(process) {
         return Err(Refusal::Frozen);
     }
-    let threads = parked::of_process(process.directory(), |mask| mask == frame::call_mask()).ok_or_else(not_permitted)?;
+    let examine = || parked::of_process(process.directory(), |mask| mask == frame::call_mask()).ok_or_else(not_permitted);
+    let mut threads = examine()?;
+    for _ in 1..EXAMINED_MAX {
+        if !threads.parked.is_empty() {
+            break;
+        }
+        std::thread::sleep(EXAMINED_EVERY);
+        threads = examine()?;
+    }
     // The kernel gives the directory of a process that must not be inspected to root (fs/proc/base.c, task_dump_owner).
     let owner = std::fs::metadata(process.directory()).map(|metadata| std::os::unix::fs::MetadataExt::uid(&metadata)).unwrap_or(0);
     if owner != status.users[1] {
@@ -202,17 +213,18 @@ fn is_frozen(process: &Process) -> bool {
 #[cfg(target_arch = "x86_64")]
 pub fn make(process: &Process, call: &Call<'_>, limits: &Limits) -> Result<Made, Refusal> {
     let software = software::of_this_machine().ok_or(Refusal::SignalFrame { reason: "no xsave area, or one of unknown size" })?;
-    let threads = check(process)?;
-    let mut unfit = Vec::new();
-    let mut committed = each_thread(process, call, limits, &software, &threads, None, &mut unfit)?;
-    if committed.is_none() && unfit.iter().any(|(_, reason)| matches!(reason, Unfit::InForbiddenCode { .. })) {
-        // Words that look like return addresses may be left from calls that are over.
-        let maps = process.maps().map_err(|_| Refusal::Ended)?;
-        let mut walker = Walker::of(process, &maps);
-        walker.read_tables();
-        unfit.clear();
-        committed = each_thread(process, call, limits, &software, &threads, Some(&mut walker), &mut unfit)?;
-    }
+    let mut examined = 1;
+    let (threads, unfit, committed) = loop {
+        let threads = check(process)?;
+        let mut unfit = Vec::new();
+        let committed = each_thread_twice(process, call, limits, &software, &threads, &mut unfit)?;
+        let have_moved_on = unfit.iter().all(|(_, reason)| matches!(reason, Unfit::MovedOn));
+        if committed.is_some() || !have_moved_on || examined == EXAMINED_MAX {
+            break (threads, unfit, committed);
+        }
+        examined += 1;
+        std::thread::sleep(EXAMINED_EVERY);
+    };
     let Some((parked, committed)) = committed else { return Err(Refusal::NoThread { threads: threads.count, unfit }) };
     let directory = process.directory().join(format!("task/{}", parked.tid));
     let name = read_bounded(&directory.join("comm"), 64).unwrap_or_default();
@@ -227,6 +239,29 @@ pub fn make(process: &Process, call: &Call<'_>, limits: &Limits) -> Result<Made,
         ending,
         is_interrupted: committed.is_interrupted,
     })
+}
+
+/// Tries the threads, by the words on their stacks and then by their frames, until one makes the call. `None` if none is fit; why not is then
+/// in `unfit`.
+#[cfg(target_arch = "x86_64")]
+fn each_thread_twice(
+    process: &Process,
+    call: &Call<'_>,
+    limits: &Limits,
+    software: &frame::Software,
+    threads: &Threads,
+    unfit: &mut Vec<(u32, Unfit)>,
+) -> Result<Option<(Parked, tracer::Committed)>, Refusal> {
+    let committed = each_thread(process, call, limits, software, threads, None, unfit)?;
+    if committed.is_some() || !unfit.iter().any(|(_, reason)| matches!(reason, Unfit::InForbiddenCode { .. })) {
+        return Ok(committed);
+    }
+    // Words that look like return addresses may be left from calls that are over.
+    let maps = process.maps().map_err(|_| Refusal::Ended)?;
+    let mut walker = Walker::of(process, &maps);
+    walker.read_tables();
+    unfit.clear();
+    each_thread(process, call, limits, software, threads, Some(&mut walker), unfit)
 }
 
 /// Tries the threads, the best first, until one makes the call. `None` if none is fit; why not is then in `unfit`.
