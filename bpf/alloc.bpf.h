@@ -35,6 +35,31 @@ static __always_inline __u64 fp_size_of(struct pt_regs *regs, __u64 cookie)
 	return size;
 }
 
+/* Bytes of a string that are looked for its end, and read at once. */
+#define FP_STRING_BYTES_MAX (1 << 18)
+#define FP_STRING_PART 128
+
+/* The bytes of a string with its end; 0 if it has no end within the limit, or cannot be read. Global, so that the verifier checks the loop
+ * once, by itself. */
+__noinline __u64 fp_string_bytes(__u64 string)
+{
+	__u64 bytes = 0;
+	char part[FP_STRING_PART];
+	long got;
+	int i;
+
+	for (i = 0; i < FP_STRING_BYTES_MAX / FP_STRING_PART; i++) {
+		got = bpf_probe_read_user_str(part, sizeof(part), (void *)(string + bytes));
+		if (got <= 0)
+			return 0;
+		/* A full part has an end in place of the string's next byte. */
+		if (got < (long)sizeof(part))
+			return bytes + got;
+		bytes += sizeof(part) - 1;
+	}
+	return 0;
+}
+
 #define FP_ALLOC_SIZE_MASK ((1ULL << FP_ALLOC_SIZE_BITS) - 1)
 
 /* A size with log2 of the requested alignment, as in struct fp_alloc. A size of more bits is never allocated. */
@@ -490,6 +515,12 @@ found:
 		/* realloc(p, 0) that returns NULL has freed the block (glibc, tcmalloc); with a size it has failed. reallocf frees then too. */
 		if (!block && call.ptr && call.size && !FP_COOKIE_FREES_ON_FAILURE(cookie))
 			fp_send_free(target, cookie, thread->tid, FP_REC_REALLOC_FAIL, call.ptr);
+		break;
+	case FP_OP_ALLOC_STRING:
+		block = result;
+		call.size = block ? fp_string_bytes(block) : 0;
+		if (block && !call.size)
+			fp_count(target, FP_CNT_STRING_CUT);
 		break;
 	default:
 		block = result;

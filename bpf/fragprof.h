@@ -324,6 +324,7 @@ enum fp_counter {
 	FP_CNT_LOST_CONTENTS,         /* ring full: record of a new block's contents lost */
 	FP_CNT_HIT_SMALL,          /* hits of probes for large blocks by calls for a small one: a miss of the thread cache, a small realloc */
 	FP_CNT_PYTHON_UNREAD,      /* stacks whose Python frames could not be read, or not all of them: unreadable memory, no thread state */
+	FP_CNT_STRING_CUT,         /* copies of strings whose end was not found within FP_STRING_BYTES_MAX, or could not be read */
 	FP_CNT_MAX
 };
 
@@ -387,6 +388,7 @@ enum fp_op {
 	FP_OP_LARGE_ALLOC = 6,  /* an instruction of glibc that new blocks pass: in ptr_reg, 0 = failed; no return probe (large.bpf.h) */
 	FP_OP_LARGE_FREE = 7,   /* likewise, that freed blocks pass */
 	FP_OP_ENTRY = 8,        /* the program's entry point: the thread is stopped there (hold.bpf.h) */
+	FP_OP_ALLOC_STRING = 9, /* result is the block, a string: its size is that of the string with its end */
 };
 enum fp_cookie_shift {
 	FP_COOKIE_OP_SHIFT = 0,         /* 8 bits: enum fp_op */

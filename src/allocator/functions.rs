@@ -6,9 +6,8 @@
 //! n is in the nth register of the System V calling convention. Functions that return a block with its size return the block in the first
 //! register.
 //!
-//! Left out on purpose, because no register holds the size: `mi_strdup`, `mi_strndup`, `mi_realpath`, `mi_dupenv_s` and their
-//! relatives, with mimalloc 3 also the `strdup` and `strndup` that it exports (a block of theirs is first seen when it is freed);
-//! jemalloc's experimental `smallocx_*` (returns a structure); and `mi_reallocarr` (takes the block through memory).
+//! Left out on purpose: `mi_realpath`, `mi_dupenv_s` and their relatives, whose result may be no new block, or where no register holds the
+//! size; jemalloc's experimental `smallocx_*` (returns a structure); and `mi_reallocarr` (takes the block through memory).
 
 use serde::Serialize;
 
@@ -32,13 +31,16 @@ pub enum Op {
     PosixMemalign = bpf::Op::PosixMemalign as u8,
     /// Resizes a block in place; the result is its usable size.
     Xallocx = bpf::Op::Xallocx as u8,
+    /// Allocates a copy of a string; the result is its address, 0 = failed. No argument has its size, but the copy itself.
+    AllocString = bpf::Op::AllocString as u8,
 }
 
 impl Op {
     /// The op of a number of the wire format.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
-        [Self::Alloc, Self::Free, Self::Realloc, Self::PosixMemalign, Self::Xallocx].into_iter().find(|&op| op as u8 == number)
+        let all = [Self::Alloc, Self::Free, Self::Realloc, Self::PosixMemalign, Self::Xallocx, Self::AllocString];
+        all.into_iter().find(|&op| op as u8 == number)
     }
 
     /// Whether the record needs what the call returns, hence a return probe.
@@ -78,7 +80,8 @@ pub enum Family {
     GoogleTcmalloc,
     /// mimalloc's own.
     Mimalloc,
-    /// Those that CPython calls for its objects ([`super::cpython`]): no file defines them for others.
+    /// Those that CPython calls for its objects ([`super::cpython`]). No file defines them for others, but for fragprof's own library, which
+    /// puts functions in front of them.
     Cpython,
 }
 
@@ -172,6 +175,9 @@ const fn alloc_aligned(alignment: u8, size: u8) -> Shape {
 }
 const fn posix(pointer: u8, alignment: u8, size: u8) -> Shape {
     Shape { is_aligned: true, ..shape(Op::PosixMemalign, Some(size), Some(alignment), Some(pointer)) }
+}
+const fn string() -> Shape {
+    shape(Op::AllocString, None, None, None)
 }
 const fn xallocx(pointer: u8, size: u8) -> Shape {
     shape(Op::Xallocx, Some(size), None, Some(pointer))
@@ -397,6 +403,14 @@ table! {
         "mi_new_n" => alloc_n(0, 1);
         "mi_new_realloc" => realloc(0, 1);
         "mi_new_reallocn" => realloc_n(0, 1, 2);
+        // Copies of strings: the allocator's own calls within them are not those of its functions. Since 2.2 it has the C library's names.
+        "mi_strdup" => string();
+        "mi_strndup" => string();
+        "mi_mbsdup" => string();
+        "mi_heap_strdup" => string();
+        "mi_heap_strndup" => string();
+        "strdup" => string();
+        "strndup" => string();
         "mi_heap_alloc_new" => alloc(1);
         "mi_heap_alloc_new_n" => alloc_n(1, 2);
         // Since 3.0: blocks whose actual size is returned, frees of small blocks, heaps of one thread.
@@ -432,6 +446,11 @@ table! {
         "_PyObject_Calloc" => alloc_n(1, 2);
         "_PyObject_Realloc" => realloc(1, 2);
         "_PyObject_Free" => free(1);
+        // In front of these (src/sampler/preload/python.c).
+        "fragprof_python_malloc" as "_PyObject_Malloc" => alloc(1);
+        "fragprof_python_calloc" as "_PyObject_Calloc" => alloc_n(1, 2);
+        "fragprof_python_realloc" as "_PyObject_Realloc" => realloc(1, 2);
+        "fragprof_python_free" as "_PyObject_Free" => free(1);
     }
 }
 
@@ -504,8 +523,9 @@ mod tests {
         });
         let mut checked = 0;
         for function in FUNCTIONS.iter().filter(|f| f.family == Family::Mimalloc) {
-            let newer =
-                ["mi_theap_", "mi_u", "mi_free_small", "mi_heap_zalloc_small"].iter().any(|start| function.symbol.starts_with(start));
+            let newer = ["mi_theap_", "mi_u", "mi_free_small", "mi_heap_zalloc_small", "str"]
+                .iter()
+                .any(|start| function.symbol.starts_with(start));
             let Some(parameters) = header.get(function.symbol) else {
                 assert!(newer, "{} is not declared", function.symbol);
                 continue;
@@ -567,8 +587,8 @@ mod tests {
             for index in [size, count, pointer].into_iter().flatten() {
                 assert!(argument_register(index).is_some(), "{}", function.symbol);
             }
-            assert_eq!(size.is_some(), op != Op::Free, "{}", function.symbol);
-            assert_eq!(pointer.is_some(), op != Op::Alloc, "{}", function.symbol);
+            assert_eq!(size.is_some(), !matches!(op, Op::Free | Op::AllocString), "{}", function.symbol);
+            assert_eq!(pointer.is_some(), !matches!(op, Op::Alloc | Op::AllocString), "{}", function.symbol);
         }
     }
 }

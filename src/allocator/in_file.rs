@@ -88,8 +88,8 @@ struct Candidate {
 static BY_SYMBOL: LazyLock<HashMap<&'static [u8], FunctionId>> = LazyLock::new(|| by_symbol().collect());
 
 fn by_symbol() -> impl Iterator<Item = (&'static [u8], FunctionId)> {
-    // Objects are recorded on request, whether a symbol names their functions or not.
-    let named = FUNCTIONS.iter().filter(|f| f.family != Family::Cpython);
+    // An interpreter's own are found without a symbol, or not at all.
+    let named = FUNCTIONS.iter().filter(|f| f.family != Family::Cpython || f.symbol.starts_with("fragprof_"));
     named.filter_map(|f| Some((f.symbol.as_bytes(), find(f.family, f.symbol.as_bytes())?)))
 }
 
@@ -280,8 +280,10 @@ fn attribute(name: &str, markers: &Markers, owner: Option<Allocator>) -> Option<
             Family::Tcmalloc => Allocator::Tcmalloc,
             // libc++ has some of these names too, for functions that call operator new.
             Family::GoogleTcmalloc => markers.google_tcmalloc.map(|_| Allocator::GoogleTcmalloc)?,
+            // Other C libraries' strdup calls malloc.
+            Family::Mimalloc if !name.starts_with("mi_") => owner.filter(|&owner| owner == Allocator::Mimalloc)?,
             Family::Mimalloc => Allocator::Mimalloc,
-            Family::Cpython => return None,
+            Family::Cpython => Allocator::Pymalloc,
         };
         return Some((function, allocator));
     }

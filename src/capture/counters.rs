@@ -50,6 +50,7 @@ impl Counter {
                 "python_unread",
                 "stacks whose Python frames could not be read, or not all of them; those of the evaluation loop are shown",
             ),
+            Self::StringCut => ("strings_cut", "copies of strings longer than 256 KiB or unreadable: counted as blocks of 0 bytes"),
         }
     }
 }

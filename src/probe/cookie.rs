@@ -148,6 +148,7 @@ mod tests {
             (cookie(Op::Realloc, 3, Some(1), Some(4), Some(5), 3), 7),
             (cookie(Op::PosixMemalign, 4, Some(1), None, Some(5), 0), 512),
             (cookie(Op::Xallocx, 5, Some(4), None, Some(0), 1), 1),
+            (cookie(Op::AllocString, 6, None, None, None, 0), 2),
         ];
         let directory = tempfile::tempdir().unwrap();
         let mut source = String::from("#include <stdio.h>\n#include \"fragprof.h\"\nint main(void) { unsigned long long c;\n");
@@ -167,6 +168,7 @@ mod tests {
                 Op::Realloc => 3,
                 Op::PosixMemalign => 4,
                 Op::Xallocx => 5,
+                Op::AllocString => 9,
             };
             writeln!(
                 expected,
@@ -190,7 +192,9 @@ mod tests {
             writeln!(expected, "{} 9 3 {slot} 0 {}", op as u8, u8::from(holds_chunk)).unwrap();
         }
         writeln!(source, "_Static_assert(FP_COOKIE_VFORK({VFORK}ULL) == 1 && !FP_COOKIE_VFORK({}ULL), \"\");", !VFORK).unwrap();
-        source.push_str("_Static_assert(FP_OP_LARGE_ALLOC == 6 && FP_OP_LARGE_FREE == 7 && FP_OP_ENTRY == 8, \"\");\n");
+        source.push_str(
+            "_Static_assert(FP_OP_LARGE_ALLOC == 6 && FP_OP_LARGE_FREE == 7 && FP_OP_ENTRY == 8 && FP_OP_ALLOC_STRING == 9, \"\");\n",
+        );
         source.push_str("_Static_assert(FP_OP_ALLOC == 1 && FP_OP_FREE == 2 && FP_OP_REALLOC == 3 && FP_OP_POSIX_MEMALIGN == 4 && FP_OP_XALLOCX == 5 && FP_NO_REG == 0x1f, \"\");\nreturn 0; }\n");
         let (c, program) = (directory.path().join("cookie.c"), directory.path().join("cookie"));
         std::fs::write(&c, source).unwrap();

@@ -1,6 +1,27 @@
-/* mimalloc's own entry points. (Not mi_strdup and similar ones: they inline the allocation and call no entry point.) */
+/* mimalloc's own entry points. */
 #include "truth.h"
 #include <mimalloc.h>
+#include <string.h>
+
+/* What is copied; ends nowhere but at its end. */
+static char text[200000];
+
+SITE struct block site_mi_strdup(size_t n)
+{
+	text[n - 1] = 0;
+	void *p = mi_strdup(text);
+	text[n - 1] = 'x';
+	return TOOK(p, n);
+}
+SITE struct block site_mi_heap_strdup(size_t n)
+{
+	text[n - 1] = 0;
+	void *p = mi_heap_strdup(mi_heap_get_default(), text);
+	text[n - 1] = 'x';
+	return TOOK(p, n);
+}
+SITE struct block site_mi_strndup(size_t n) { void *p = mi_strndup(text, n - 1); return TOOK(p, n); }
+SITE struct block site_mi_heap_strndup(size_t n) { void *p = mi_heap_strndup(mi_heap_get_default(), text, n - 1); return TOOK(p, n); }
 
 SITE struct block site_mi_malloc(size_t n) { void *p = mi_malloc(n); return TOOK(p, n); }
 SITE struct block site_mi_zalloc(size_t n) { void *p = mi_zalloc(n); return TOOK(p, n); }
@@ -78,12 +99,16 @@ int main(void)
 		site_mi_malloc, site_mi_zalloc, site_mi_malloc_small, site_mi_zalloc_small, site_mi_malloc_aligned, site_mi_malloc_aligned_at,
 		site_mi_zalloc_aligned, site_mi_memalign, site_mi_aligned_alloc, site_mi_valloc, site_mi_new, site_mi_new_nothrow,
 		site_mi_new_aligned, site_mi_heap_malloc, site_mi_heap_zalloc, site_mi_posix_memalign,
+		site_mi_strdup, site_mi_heap_strdup, site_mi_strndup, site_mi_heap_strndup,
 	};
 	static const resize_fn resizes[] = {
 		site_mi_realloc, site_mi_reallocf, site_mi_reallocn, site_mi_reallocarray,
 		site_mi_rezalloc, site_mi_recalloc, site_mi_realloc_aligned, site_mi_new_realloc,
 	};
+	memset(text, 'x', sizeof text - 1);
 	truth_rendezvous("ready");
+	site_mi_strdup(1);
+	site_mi_strdup(sizeof text);
 	for (unsigned i = 0; i < 30; i++) {
 		for (size_t k = 0; k < sizeof makes / sizeof *makes; k++) {
 			drop(makes[k](64 + 8 * i), i);
