@@ -62,6 +62,7 @@ fn main() -> Result<()> {
     link_preload("libfragprof_recorder_jemalloc.so", &RECORDER_SOURCES, &[&recorder[..], &["-DFRAGPROF_ALLOCX", "allocx.c"]].concat())?;
     let attached = [&recorder[..], &ATTACHED, &["attached_recorder.c"]].concat();
     link_preload("libfragprof_attached_recorder.so", &RECORDER_SOURCES, &attached)?;
+    link_preload("libfragprof_python.so", &["python.c"], &[])?;
     for source in PLAYER {
         println!("cargo::rerun-if-changed={source}");
     }

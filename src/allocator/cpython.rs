@@ -17,8 +17,11 @@ use crate::process::handle::Process;
 use crate::process::maps::{Mapping, Maps};
 use crate::units::Addr;
 
-/// Bytes of a file's data that are searched: an interpreter has up to a few MiB.
-const DATA_BYTES_MAX: u64 = 64 << 20;
+/// The file name of the library with functions in front of an interpreter's own (src/sampler/preload/python.c).
+pub const IN_FRONT: &str = "libfragprof_python.so";
+/// Bytes of a file's data that are searched at once, and how often: an interpreter has up to a few MiB, a program with one in it more.
+const WINDOW_BYTES: usize = 1 << 20;
+const WINDOWS_MAX: usize = 1024;
 /// Words of a pair: the identifier, the context, four functions.
 const PAIR_WORDS: usize = 6;
 /// The identifiers, in their order.
@@ -39,10 +42,13 @@ pub fn of_objects(
     let is_file_s = |other: &&Mapping| other.inode == mapping.inode && other.device == mapping.device;
     let is_code = |addr: u64| maps.find(Addr(addr)).is_some_and(|own| own.permissions.execute && is_file_s(&own));
     let memory = File::open(process.directory().join("mem")).ok()?;
-    let mut data = maps.mappings.iter().filter(is_file_s).filter(|own| own.permissions.write && own.len() <= DATA_BYTES_MAX);
-    let functions = data.find_map(|own| {
-        let mut bytes = vec![0; usize::try_from(own.len()).ok()?];
-        memory.read_exact_at(&mut bytes, own.start.0).ok()?;
+    let data = maps.mappings.iter().filter(is_file_s).filter(|own| own.permissions.write);
+    let windows = data.flat_map(|own| (own.start.0..own.end.0).step_by(WINDOW_BYTES).map(|start| (start, own.end.0)));
+    let functions = windows.take(WINDOWS_MAX).find_map(|(start, end)| {
+        // A table may reach into the next window.
+        let length = (WINDOW_BYTES + 8 * DOMAINS.len() * PAIR_WORDS).min(usize::try_from(end - start).ok()?);
+        let mut bytes = vec![0; length];
+        memory.read_exact_at(&mut bytes, start).ok()?;
         let words: Vec<u64> = bytes.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes)).collect();
         functions(&words, is_code)
     })?;

@@ -10,8 +10,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use crate::allocator::cpython;
 use crate::allocator::in_file::{FileAllocator, identify};
+use crate::allocator::{Allocator, cpython};
 use crate::process::elf::ElfError;
 use crate::process::file::{FileError, FileIdentity, MappedFile};
 use crate::process::handle::{Process, ProcessError, read_bounded};
@@ -59,6 +59,9 @@ pub struct Detection {
     /// The main program was linked by Go.
     pub main_is_go: bool,
 }
+
+/// Bytes of a process's environment that are read: what an exec allows is a quarter of the stack's limit, 2 MiB by default.
+const ENVIRONMENT_BYTES_MAX: u64 = 4 << 20;
 
 /// Searches for allocators, and caches the results by file: a process is examined again whenever it maps new code, and processes share
 /// libraries.
@@ -117,6 +120,7 @@ impl Detector {
         let maps = process.maps()?;
         let mut detection = Detection::default();
         let entry_address = program_entry(process);
+        let mut has_cpython = false;
         let mut main = MainProgram::default();
         for mapping in distinct_files(&maps, &mut detection.notes) {
             let file = match MappedFile::open(process, mapping) {
@@ -137,6 +141,7 @@ impl Detector {
                 main = MainProgram::of(&file, bias, mapping.inode);
             }
             let found = self.find(&file);
+            has_cpython |= found.is_cpython;
             let objects = if self.with_python_objects && found.is_cpython {
                 cpython::of_objects(process, &maps, mapping, &file, &found)
             } else {
@@ -153,8 +158,26 @@ impl Detector {
                 detection.modules.push(AllocatorModule { mapping: mapping.clone(), file, found, serves_malloc: false, is_go: false });
             }
         }
+        self.choose_objects(process, has_cpython, &mut detection.modules);
         mark_serving(process, &maps, &main, &mut detection.modules);
         Ok(detection)
+    }
+
+    /// Of CPython's own functions for objects and those that a preloaded library puts in front of them (src/sampler/preload/python.c), keeps
+    /// those that every call passes; none if objects are not wanted, or there is no CPython.
+    fn choose_objects(&self, process: &Process, has_cpython: bool, modules: &mut Vec<AllocatorModule>) {
+        let is_objects = |module: &AllocatorModule| module.found.allocator == Allocator::Pymalloc;
+        if !modules.iter().any(is_objects) {
+            return;
+        }
+        // While a process is being started, the library may not be mapped yet.
+        let environment = read_bounded(&process.directory().join("environ"), ENVIRONMENT_BYTES_MAX).unwrap_or_default();
+        let is_preloaded = environment.split(|&byte| byte == 0).any(|variable| {
+            let value = variable.strip_prefix(b"LD_PRELOAD=").unwrap_or_default();
+            value.windows(cpython::IN_FRONT.len()).any(|part| part == cpython::IN_FRONT.as_bytes())
+        });
+        let is_wanted = |module: &AllocatorModule| module.found.is_cpython != is_preloaded;
+        modules.retain(|module| !is_objects(module) || self.with_python_objects && has_cpython && is_wanted(module));
     }
 
     fn find(&mut self, file: &MappedFile) -> Arc<FileAllocator> {

@@ -1,7 +1,7 @@
 //! The allocators that fragprof knows, one row each: their differences are in the rows, and nowhere else; their entry points, and the
 //! bytes that they add to a block.
 
-mod cpython;
+pub mod cpython;
 pub mod detect;
 pub mod footprint;
 pub mod functions;

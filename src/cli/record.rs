@@ -101,7 +101,8 @@ pub struct RecordArgs {
     #[arg(long)]
     pub free_stacks: bool,
     /// Record the objects of Python too, which its own allocator takes from arenas: each is a block of its own, at about 2 µs, which slows
-    /// Python down several times. Not of interpreters with profile-guided optimization: start those with PYTHONMALLOC=malloc instead
+    /// Python down several times. Running interpreters with profile-guided optimization cannot be recorded like that; a command can: a library
+    /// is preloaded into it (LD_PRELOAD) that passes the interpreter's calls on
     #[arg(long, conflicts_with = "in_process")]
     pub python_objects: bool,
     /// On kernels before 6.13, also record operator new of jemalloc, tcmalloc and mimalloc: a std::bad_alloc thrown through it then ends

@@ -182,8 +182,8 @@ impl Planner {
             if self.has_copies(&module) {
                 notes.push(format!(
                     "{}: no object of Python is recorded, because the interpreter was built with profile-guided optimization, and its code \
-                     has copies of the functions that allocate them; with PYTHONMALLOC=malloc in its environment, objects are blocks of \
-                     malloc, which are recorded",
+                     has copies of the functions that allocate them; start it with `fragprof record --python-objects -- CMD`, or with \
+                     PYTHONMALLOC=malloc in its environment: then objects are blocks of malloc, which are recorded",
                     module.file.display_path.display()
                 ));
                 continue;
@@ -207,7 +207,7 @@ impl Planner {
 
     /// Whether Python's objects were to be recorded, and calls for them would be missed.
     fn has_copies(&mut self, module: &AllocatorModule) -> bool {
-        if module.found.allocator != Allocator::Pymalloc {
+        if module.found.allocator != Allocator::Pymalloc || !module.found.is_cpython {
             return false;
         }
         let telling = module.found.functions.iter().filter(|entry| entry.function.get().is_some_and(copies::tells));

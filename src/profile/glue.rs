@@ -82,6 +82,7 @@ const ALLOCATOR_PREFIXES: &[&str] = &[
     "__rg_",
     "PyMem_",
     "_PyMem_",
+    "fragprof_python_",
 ];
 
 /// mimalloc's interface: the prefix alone is also that of MyISAM (`mi_open`).

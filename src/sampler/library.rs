@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::allocator::cpython::IN_FRONT;
 use crate::replace::replace;
 
 /// Which build of the library.
@@ -29,6 +30,8 @@ pub enum Flavour {
     Recorder,
     /// As `Jemalloc`, and records every call instead of sampling.
     RecorderJemalloc,
+    /// Neither samples nor records: functions in front of those by which CPython allocates objects, for probes (preload/python.c).
+    PythonObjects,
 }
 
 impl Flavour {
@@ -42,6 +45,7 @@ impl Flavour {
             Self::Standard | Self::Recorder => Self::Recorder,
             Self::Attached | Self::AttachedRecorder => Self::AttachedRecorder,
             Self::Jemalloc | Self::RecorderJemalloc => Self::RecorderJemalloc,
+            Self::PythonObjects => Self::PythonObjects,
         }
     }
 
@@ -55,6 +59,7 @@ impl Flavour {
             Self::AttachedRecorder => "libfragprof_attached_recorder.so",
             Self::Recorder => "libfragprof_recorder.so",
             Self::RecorderJemalloc => "libfragprof_recorder_jemalloc.so",
+            Self::PythonObjects => IN_FRONT,
         }
     }
 
@@ -68,6 +73,7 @@ impl Flavour {
             Self::AttachedRecorder => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_attached_recorder.so")),
             Self::Recorder => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_recorder.so")),
             Self::RecorderJemalloc => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_recorder_jemalloc.so")),
+            Self::PythonObjects => include_bytes!(concat!(env!("OUT_DIR"), "/libfragprof_python.so")),
         }
     }
 }
@@ -213,21 +219,35 @@ fn place_in(folder: &Path, flavour: Flavour) -> Result<PathBuf, Unfit> {
 /// second sampler.
 #[must_use]
 pub fn preload(library: &Path, already: Option<&OsStr>) -> OsString {
+    joined(library, already, |entry| !is_own(entry))
+}
+
+/// As [`preload`], for the library that goes with any other.
+#[must_use]
+pub fn preload_beside(library: &Path, already: Option<&OsStr>) -> OsString {
+    joined(library, already, |entry| file_name(entry) != IN_FRONT.as_bytes())
+}
+
+fn joined(library: &Path, already: Option<&OsStr>, stays: impl Fn(&[u8]) -> bool) -> OsString {
     let mut value = library.as_os_str().to_owned();
     let Some(already) = already else { return value };
     // Spaces and colons both separate (ld.so(8)).
     let already = already.as_encoded_bytes();
-    for entry in already.split(|byte| b": ".contains(byte)).filter(|entry| !entry.is_empty() && !is_own(entry)) {
+    for entry in already.split(|byte| b": ".contains(byte)).filter(|entry| !entry.is_empty() && stays(entry)) {
         value.push(":");
         value.push(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(entry));
     }
     value
 }
 
-/// Whether a path is that of one of these libraries.
+fn file_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or_default()
+}
+
+/// Whether a path is that of a library that samples or records.
 #[must_use]
 pub fn is_own(path: &[u8]) -> bool {
-    path.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"libfragprof_"))
+    file_name(path).starts_with(b"libfragprof_") && file_name(path) != IN_FRONT.as_bytes()
 }
 
 /// Whether a file has exactly these bytes.

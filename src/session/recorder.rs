@@ -42,6 +42,7 @@ use crate::probe::features::Features;
 use crate::probe::plan::Planner;
 use crate::process::Process;
 use crate::profile::{Counter, Profile};
+use crate::sampler::library::{self, Flavour};
 use crate::trace::Header;
 use crate::units::Pid;
 
@@ -197,7 +198,9 @@ impl Recorder {
     /// # Errors
     /// If it cannot be started, or has nothing to probe by the time it reaches its entry point.
     pub fn launch(&mut self, command: &[OsString]) -> Result<(), Error> {
-        let followed = launch::launch(command, Scope { children: self.options.follow_children }, self.wake())?;
+        let preload = if self.options.python_objects { Some(library::place(Flavour::PythonObjects)?) } else { None };
+        let preload = preload.map(|path| library::preload_beside(&path, std::env::var_os("LD_PRELOAD").as_deref()));
+        let followed = launch::launch(command, preload, Scope { children: self.options.follow_children }, self.wake())?;
         let pid = followed.pid();
         self.launches = true;
         let mut probed = Ok(());

@@ -75,13 +75,15 @@ impl Followed {
     }
 }
 
-/// Starts the command. It is stopped at its exec until the first [`Stop`] is taken and dropped.
+/// Starts the command, with this value of `LD_PRELOAD` if there is one. It is stopped at its exec until the first [`Stop`] is taken and
+/// dropped.
 ///
 /// # Errors
 /// [`LaunchError::Spawn`] if there is no such program or it may not be executed.
-pub fn launch(command: &[OsString], scope: Scope, wake: Wake) -> Result<Followed, LaunchError> {
+pub fn launch(command: &[OsString], preload: Option<OsString>, scope: Scope, wake: Wake) -> Result<Followed, LaunchError> {
     let program = command.first().map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
-    let command = command.to_vec();
+    let mut spawn = Command::new(command.first().map_or_else(Default::default, Clone::clone));
+    spawn.args(command.iter().skip(1)).envs(preload.map(|value| ("LD_PRELOAD", value)));
     let (started, result) = sync_channel(1);
     let (stops, looks) = channel();
     let status = Arc::<OnceLock<ExitStatus>>::default();
@@ -89,7 +91,7 @@ pub fn launch(command: &[OsString], scope: Scope, wake: Wake) -> Result<Followed
     let name = program.clone();
     std::thread::Builder::new()
         .name("fragprof-trace".into())
-        .spawn(move || start_and_follow(&command, &name, scope, &wake, &started, stops, &shared))
+        .spawn(move || start_and_follow(spawn, &name, scope, &wake, &started, stops, &shared))
         .map_err(|source| LaunchError::Thread { program: program.clone(), source })?;
     let ended = || LaunchError::Thread { program: program.clone(), source: io::Error::other("it ended early") };
     let pid = result.recv().map_err(|_| ended())??;
@@ -98,7 +100,7 @@ pub fn launch(command: &[OsString], scope: Scope, wake: Wake) -> Result<Followed
 
 /// The thread's main function.
 fn start_and_follow(
-    command: &[OsString],
+    mut spawn: Command,
     program: &str,
     scope: Scope,
     wake: &Wake,
@@ -106,8 +108,6 @@ fn start_and_follow(
     stops: Sender<Stop>,
     status: &OnceLock<ExitStatus>,
 ) {
-    let mut spawn = Command::new(command.first().map_or_else(Default::default, Clone::clone));
-    spawn.args(command.iter().skip(1));
     let prepare = || {
         crate::machine::open_files::restore_in_child()?;
         ptrace(libc::PTRACE_TRACEME, 0, 0, 0).map(drop)
@@ -224,7 +224,7 @@ mod tests {
     /// nothing stops at mappings and entry points.
     fn run(command: &[&str]) -> (Vec<(Pid, At)>, Pid, ExitStatus) {
         let command: Vec<OsString> = command.iter().map(OsString::from).collect();
-        let followed = launch(&command, Scope { children: true }, Box::new(|| {})).unwrap();
+        let followed = launch(&command, None, Scope { children: true }, Box::new(|| {})).unwrap();
         let seen = followed.looks().iter().map(|look| (look.pid, look.at)).collect();
         (seen, followed.pid().unwrap(), followed.status().unwrap())
     }
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_named_in_the_error() {
-        let error = launch(&["/no/such/program".into()], Scope { children: true }, Box::new(|| {})).err().unwrap();
+        let error = launch(&["/no/such/program".into()], None, Scope { children: true }, Box::new(|| {})).err().unwrap();
         assert!(error.to_string().starts_with("cannot run /no/such/program: "), "{error}");
     }
 }
