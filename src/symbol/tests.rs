@@ -114,6 +114,11 @@ fn squeezed(name: &str) -> String {
     name.chars().filter(|c| !c.is_whitespace()).collect()
 }
 
+/// Without what the manglings of Rust's compilers write differently: `<shop::Cart>::fill` is also `shop::Cart::fill`.
+fn bare(name: &str) -> String {
+    squeezed(name).replace(['<', '>'], "")
+}
+
 /// A frame in addr2line's terms.
 fn said(frame: &Frame) -> (String, String, u32) {
     (squeezed(&frame.function), frame.file.rsplit('/').next().unwrap_or_default().to_owned(), frame.line)
@@ -137,7 +142,7 @@ fn agrees_with_addr2line(path: &Path, wanted: &[&str]) -> usize {
     let mut inlined = 0;
     for name in wanted {
         let all = functions(path, false);
-        let (start, size, _) = all.iter().find(|(_, _, f)| squeezed(f).contains(&squeezed(name))).unwrap_or_else(|| panic!("no {name}"));
+        let (start, size, _) = all.iter().find(|(_, _, f)| bare(f).contains(&bare(name))).unwrap_or_else(|| panic!("no {name}"));
         for address in *start..start + size {
             let exact = (BASE + address.wrapping_add(bias)) | FRAME_EXACT;
             let frames = symbolizer.stack(&space, &[exact]);

@@ -19,6 +19,13 @@ fn estimate<'a>(blocks: impl Iterator<Item = &'a Block>) -> (f64, f64) {
     (bytes, variance.sqrt())
 }
 
+/// How many standard errors an estimate is off. By the mean interval the truth's own standard error is known: that of an estimate which is too
+/// small is too small.
+fn deviation(told: f64, stderr: f64, truth: f64) -> f64 {
+    let interval = stderr * stderr / told.max(1.0);
+    (told - truth) / (interval.max(f64::from(2 << 10)) * truth).sqrt()
+}
+
 #[test]
 fn a_slow_leak_is_not_drowned_by_churn() {
     if crate::support::bpf().is_none() {
@@ -49,7 +56,7 @@ fn a_slow_leak_is_not_drowned_by_churn() {
     };
     let one = sample(false);
     let by_site = sample(true);
-    assert!((by_site.1 - by_site.0).abs() < 4.0 * by_site.2, "{by_site:?}");
+    assert!(deviation(by_site.1, by_site.2, by_site.0).abs() < 4.0, "{by_site:?}");
     // With one distance, of which it is a few MB long, nothing can be said of so little.
     assert!(by_site.2 < 0.4 * by_site.0, "{by_site:?}, {one:?} with one distance");
     // And not by taking more.
@@ -76,9 +83,7 @@ fn live_bytes_by_site_lie_within_the_stated_interval_while_the_intervals_adapt()
         for (site, &truth) in truth.iter().enumerate() {
             let blocks = || ledger.live.values().filter(|block| (64 << site..(64 << site) + 32).contains(&block.size_bytes));
             let (told, stderr) = estimate(blocks());
-            // The mean interval, by which the truth's own standard error is known: that of an estimate which is too small is too small.
-            let interval = stderr * stderr / told.max(1.0);
-            let deviation = (told - truth) / (interval.max(f64::from(2 << 10)) * truth).sqrt();
+            let deviation = deviation(told, stderr, truth);
             inside += u32::from(deviation.abs() <= 1.96);
             signed += deviation;
             all += 1;
