@@ -36,9 +36,8 @@ demo: build ## show the main features on a small service that leaks and fragment
 	demo/run.sh $(FRAGPROF)
 
 .PHONY: test
-test: test-deps lint ## run everything: formatting, lints, unit, property and integration tests
-	@scripts/mount-kernel-filesystems.sh
-	$(CARGO) test -- --test-threads=2
+test: ## run everything: formatting, lints, unit, property and integration tests
+	@CARGO="$(CARGO)" scripts/run-tests.sh
 
 .PHONY: test-containers
 test-containers: deps static ## test in real containers with the static image, and with each image builder

@@ -188,11 +188,13 @@ pub fn run(command: &mut Command) -> Done {
 }
 
 /// Checks `condition` until it holds; fails with `what` after [`LIMIT`]. For conditions without a notification, such as the code of
-/// another process: checked every few milliseconds.
+/// another process: checked every few milliseconds, later less often, because a check may cost another process some milliseconds.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
+    let mut pause = Duration::from_millis(2);
     while !condition() {
         assert!(Instant::now() < deadline, "timed out after {LIMIT:?}: {what}");
-        std::thread::park_timeout(Duration::from_millis(5));
+        std::thread::park_timeout(pause);
+        pause = (pause * 5 / 4).min(Duration::from_millis(50));
     }
 }
