@@ -12,12 +12,13 @@
 //! Caches of threads (`ThreadCache`, tcmalloc/thread_cache.h): a list for each size class {first object, length, low-water mark, maximum,
 //! overages}, linked by the objects' first words, then {size, maximum, thread, flag, next, prev}.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use super::super::memory::{Memory, Piece, is_user_address, word_at, word16_at, word32_at};
 use super::super::objects::{Data, read_present};
 use super::classes::Classes;
 use super::page_map::Entries;
+use crate::heap::residency::PAGE_BYTES;
 
 /// log2 of a slab's bytes (`kInitialBasePerCpuShift` to `kMaxBasePerCpuShift`, and one more for NUMA nodes and for wide slabs).
 const SHIFTS: std::ops::RangeInclusive<u64> = 12..=20;
@@ -212,9 +213,13 @@ impl Heap<'_> {
             let Some(head) = self.memory.bytes(addr, 16) else { break };
             let (mut next, length) = (word_at(&head, 0), word32_at(&head, 8).min(LENGTH_MAX) as usize);
             let mut objects = Vec::with_capacity(length);
+            // Objects of a list often lie side by side.
+            let mut pages = HashMap::new();
             while objects.len() < length && self.is_object(next, class) {
                 objects.push(next);
-                next = self.memory.word(next).unwrap_or(0);
+                let (page, at) = (next & !(PAGE_BYTES - 1), (next % PAGE_BYTES) as usize);
+                let page = pages.entry(page).or_insert_with(|| self.memory.bytes(page, PAGE_BYTES as usize).unwrap_or_default());
+                next = word_at(page, at);
             }
             expected = length as u64;
             if objects.len() >= longest.len() {

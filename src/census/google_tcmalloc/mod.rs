@@ -34,8 +34,10 @@ use crate::allocator::Allocator;
 
 /// Times that a span is read which contradicts itself: the program was changing it.
 const TRIES: usize = 3;
-/// Spans read at once: the sooner their objects are read, the fewer have changed.
-const BATCH: usize = 64;
+/// Spans read at once.
+const BATCH: usize = 256;
+/// Pages whose spans are read at once, before their objects: the sooner these are read, the fewer have changed.
+const WINDOW_PAGES: u64 = 128;
 /// Spans by which the form of their free objects is told.
 const SAMPLED_SPANS: usize = 512;
 /// Of 100 of these, those that must agree.
@@ -247,52 +249,41 @@ impl<'a> Walk<'a> {
     /// Adds a stretch of address space with its spans.
     fn add(&mut self, extent: &Range<u64>) {
         self.chunks.begin_region(extent.start, 0);
-        let list = &self.found.entries.list;
-        let from = list.partition_point(|entry| entry.start < extent.start);
-        let to = list.partition_point(|entry| entry.start < extent.end);
-        for batch in list.get(from..to).unwrap_or_default().chunks(BATCH) {
-            let bytes = records(self.memory, batch.iter().map(|entry| entry.span), SPAN_BYTES);
-            for (entry, record) in batch.iter().zip(bytes.chunks_exact(SPAN_BYTES)) {
-                let at = self.chunks.end_of_current();
-                if at <= entry.start {
-                    self.pages_anew(at..entry.start, extent.end);
-                }
-                // A span that was made meanwhile may reach into this one.
-                let at = self.chunks.end_of_current().max(entry.start);
-                if at > entry.start || !self.span(entry, record) {
-                    self.old_span(at..entry.end, extent.end);
-                }
+        let window = WINDOW_PAGES * self.found.map.page_bytes();
+        while self.chunks.end_of_current() < extent.end {
+            let start = self.chunks.end_of_current();
+            if self.pacer.is_over() {
+                self.quality.unread_bytes += extent.end - start;
+                self.chunks.push(extent.end - start, ChunkState::Unknown);
+                return;
+            }
+            match self.found.map.without_leaf(self.memory, start) {
+                Some(end) => self.free(end.min(extent.end)),
+                None => self.window(start..start.saturating_add(window).min(extent.end), extent.end),
+            }
+            // The table of chunks is full.
+            if self.chunks.end_of_current() <= start {
+                return;
             }
         }
-        self.pages_anew(self.chunks.end_of_current()..extent.end, extent.end);
     }
 
-    /// Adds the rest of a span that is not there any more.
-    fn old_span(&mut self, pages: Range<u64>, limit: u64) {
-        if pages.is_empty() {
-            return;
-        }
-        if let Some(other) = self.found.map.span_at(self.memory, pages.start).filter(|other| other.start < pages.start) {
+    /// Adds some pages by what the page map has for them now: spans come and go during a walk. The last span may go beyond them, up to `limit`.
+    fn window(&mut self, pages: Range<u64>, limit: u64) {
+        let map = &self.found.map;
+        if let Some(other) = map.span_at(self.memory, pages.start).filter(|other| other.start < pages.start) {
             // It was made after what lies before was read.
             self.quality.broken_headers += 1;
-            self.chunks.push(other.end.min(pages.end) - pages.start, ChunkState::Unknown);
-        }
-        self.pages_anew(self.chunks.end_of_current()..pages.end, limit);
-    }
-
-    /// Adds pages that no span had when all were read, or one that is not there any more, by what the page map has for them now. A span made
-    /// since may go beyond them, up to `limit`.
-    fn pages_anew(&mut self, pages: Range<u64>, limit: u64) {
-        if pages.is_empty() {
+            self.chunks.push(other.end.min(limit) - pages.start, ChunkState::Unknown);
             return;
         }
-        let now = self.found.map.entries_in(self.memory, pages.clone());
-        let bytes = records(self.memory, now.list.iter().map(|entry| entry.span), SPAN_BYTES);
-        for (entry, record) in now.list.iter().zip(bytes.chunks_exact(SPAN_BYTES)) {
+        let entries = map.entries_in(self.memory, pages.clone()).list;
+        let bytes = records(self.memory, entries.iter().map(|entry| entry.span), SPAN_BYTES);
+        for (entry, record) in entries.iter().zip(bytes.chunks_exact(SPAN_BYTES)) {
             self.free(entry.start);
             if entry.end > limit || !self.span(entry, record) {
                 self.quality.broken_headers += 1;
-                self.chunks.push(entry.end.min(pages.end) - entry.start, ChunkState::Unknown);
+                self.chunks.push(entry.end.min(limit) - entry.start, ChunkState::Unknown);
             }
         }
         self.free(pages.end);
@@ -314,12 +305,6 @@ impl<'a> Walk<'a> {
                 self.chunks.push(bytes, ChunkState::Live);
             }
             return is_there;
-        }
-        if self.pacer.is_over() {
-            self.quality.unread_bytes += bytes;
-            self.quality.broken_headers += 1;
-            self.chunks.push(bytes, ChunkState::Unknown);
-            return true;
         }
         let class = found.classes.get(entry.class).filter(|class| class.pages << found.map.page_bits == bytes);
         let Some((class, free)) = class.and_then(|class| Some((class, self.read(entry, class, record)?))) else { return false };

@@ -168,6 +168,13 @@ impl PageMap {
         (range.contains(&addr) && word_of(fields.first_page) == Some(span)).then_some(range)
     }
 
+    /// If an address has no leaf, and so no span, the end of the addresses that the leaf would stand for.
+    #[must_use]
+    pub fn without_leaf(&self, memory: &dyn Memory, addr: u64) -> Option<u64> {
+        let index = addr >> (self.page_bits + LEAF_BITS);
+        self.leaf(memory, index).is_none().then_some((index + 1) << (self.page_bits + LEAF_BITS))
+    }
+
     fn leaf(&self, memory: &dyn Memory, index: u64) -> Option<u64> {
         memory.word(self.root.checked_add(8 * index)?).filter(|&leaf| is_user_address(leaf))
     }
