@@ -35,29 +35,51 @@ static __always_inline __u64 fp_size_of(struct pt_regs *regs, __u64 cookie)
 	return size;
 }
 
-/* Bytes of a string that are looked for its end, and read at once. */
+/* Bytes of a string in which its end is looked for, and that are read at once. The verifier of old kernels checks every turn of the loop. */
+#ifdef FP_LEGACY
+#define FP_STRING_BYTES_MAX (1 << 15)
+#else
 #define FP_STRING_BYTES_MAX (1 << 18)
+#endif
 #define FP_STRING_PART 128
 
-/* The bytes of a string with its end; 0 if it has no end within the limit, or cannot be read. Global, so that the verifier checks the loop
- * once, by itself. */
-__noinline __u64 fp_string_bytes(__u64 string)
+/* A string, as far as it was read. */
+struct fp_string {
+	__u64 at;
+	__u64 bytes; /* with its end, once that was found; 0 = it cannot be read */
+	bool is_whole;
+};
+
+/* Reads the next part. Returns 1 if it was the last one. */
+static long fp_string_next(__u32 number, struct fp_string *string)
 {
-	__u64 bytes = 0;
 	char part[FP_STRING_PART];
-	long got;
+	long got = bpf_probe_read_user_str(part, sizeof(part), (void *)(string->at + string->bytes));
+
+	/* A full part has an end in place of the string's next byte. */
+	string->is_whole = got < (long)sizeof(part);
+	if (got <= 0)
+		string->bytes = 0;
+	else
+		string->bytes += string->is_whole ? got : (long)sizeof(part) - 1;
+	return string->is_whole;
+}
+
+/* The bytes of a string with its end; 0 if it has no end within the limit, or cannot be read. Global, so that the verifier checks it once, by
+ * itself. */
+__noinline __u64 fp_string_bytes(__u64 at)
+{
+	struct fp_string string = { .at = at };
+#ifdef FP_LEGACY
 	int i;
 
-	for (i = 0; i < FP_STRING_BYTES_MAX / FP_STRING_PART; i++) {
-		got = bpf_probe_read_user_str(part, sizeof(part), (void *)(string + bytes));
-		if (got <= 0)
-			return 0;
-		/* A full part has an end in place of the string's next byte. */
-		if (got < (long)sizeof(part))
-			return bytes + got;
-		bytes += sizeof(part) - 1;
-	}
-	return 0;
+	for (i = 0; i < FP_STRING_BYTES_MAX / FP_STRING_PART; i++)
+		if (fp_string_next(i, &string))
+			break;
+#else
+	bpf_loop(FP_STRING_BYTES_MAX / FP_STRING_PART, fp_string_next, &string, 0);
+#endif
+	return string.is_whole ? string.bytes : 0;
 }
 
 #define FP_ALLOC_SIZE_MASK ((1ULL << FP_ALLOC_SIZE_BITS) - 1)

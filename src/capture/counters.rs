@@ -50,7 +50,10 @@ impl Counter {
                 "python_unread",
                 "stacks whose Python frames could not be read, or not all of them; those of the evaluation loop are shown",
             ),
-            Self::StringCut => ("strings_cut", "copies of strings longer than 256 KiB or unreadable: counted as blocks of 0 bytes"),
+            Self::StringCut => (
+                "strings_cut",
+                "copies of strings that are longer than 256 KiB (32 KiB before Linux 5.17) or unreadable: counted as blocks of 0 bytes",
+            ),
         }
     }
 }
