@@ -34,6 +34,9 @@ use crate::store::Reader;
 use crate::store::view::TrackRecord;
 use crate::units::{HumanBytes, HumanDuration, Pid, counted};
 
+/// Time within which a runtime's own counters are read after a census. The first time, symbols of the runtime are read too: if that takes
+/// longer, its changes are counted from the next sample on.
+const RUNTIME_WITHIN: Duration = Duration::from_millis(50);
 /// Default time over which samples of a process are taken.
 const OVER: Duration = Duration::from_secs(6);
 /// Most samples: more say nothing more about growth.
@@ -195,15 +198,20 @@ fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration, mut native: 
     let mut kept: Option<(Census, bool)> = None;
     let mut unusable = 0;
     let mut runtime: Option<Account> = None;
+    // Whether its counters are of a later time than the census, and are to be read once more.
+    let mut is_late = false;
     let started = Instant::now();
     loop {
         let began = started.elapsed();
         let census = take(memory, pid, comm, options, &mut layouts).map_err(failed)?.census;
         let now = started.elapsed();
         // A sample shows the heap as it was halfway through the census.
-        let first = runtime.is_none().then(|| runtime_of(memory, &census, native.as_deref_mut()));
-        let is_first = first.is_some();
-        runtime = first.flatten().or(runtime);
+        let is_first = runtime.is_none() || is_late;
+        if is_first {
+            let was_late = std::mem::take(&mut is_late);
+            runtime = runtime_of(memory, &census, native.as_deref_mut()).or(runtime);
+            is_late = !was_late && started.elapsed() - now > RUNTIME_WITHIN;
+        }
         let look = TrendSample::of(&census, (began + now).as_secs_f64() / 2.0).filter(|_| census.walk.usable);
         tracing::debug!("sample of process {pid} at {began:?} took {:?}, usable {}", now - began, look.is_some());
         match look {
