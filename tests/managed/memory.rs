@@ -167,10 +167,11 @@ fn explain_names_the_part_of_a_jvm_that_grew() {
     let Some(java) = java::all().into_iter().next_back() else { return };
     let (process, mut input, _pools, _directory) = started(&java, &["-Xmx64m", "-XX:MaxDirectMemorySize=1g"]);
     writeln!(input).unwrap();
-    let runtime = explained(process.pid(), &["--over", "2s"]);
+    // Long against the time between a census and the JVM's counters on a busy machine.
+    let runtime = explained(process.pid(), &["--over", "6s"]);
     assert_eq!(runtime["grew_most"], "direct_buffers", "{runtime:#}");
     let grown = part(&runtime, "direct_buffers")["delta_bytes"].as_i64().unwrap();
-    assert!((10 << 20..200 << 20).contains(&grown), "{grown}");
+    assert!((10 << 20..400 << 20).contains(&grown), "{grown}");
 }
 
 #[test]

@@ -38,7 +38,7 @@ public class Parts {
         }
         say();
         while (System.in.read() >= 0)
-            for (int i = 0; i < 150; i++) {
+            for (int i = 0; i < 400; i++) {
                 ByteBuffer buffer = ByteBuffer.allocateDirect(1 << 20);
                 for (int at = 0; at < buffer.capacity(); at += 4096)
                     buffer.put(at, (byte) 1);
