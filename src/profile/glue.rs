@@ -87,7 +87,9 @@ const ALLOCATOR_PREFIXES: &[&str] = &[
 
 /// mimalloc's interface: the prefix alone is also that of MyISAM (`mi_open`).
 fn is_mimallocs(function: &str) -> bool {
-    function.strip_prefix("mi_").is_some_and(|rest| rest.contains("alloc") || rest.starts_with("new") || rest.starts_with("heap_"))
+    function
+        .strip_prefix("mi_")
+        .is_some_and(|rest| rest.contains("alloc") || rest.starts_with("new") || rest.starts_with("heap_") || rest.ends_with("dup"))
 }
 
 /// Exact names of functions of the C library that allocate for their caller.

@@ -10,7 +10,7 @@ use crate::units::{HumanBytes, counted, grouped};
 use crate::unwind::End;
 
 /// The BPF programs' counters that count losses.
-const LOSSES: [bpf::Counter; 11] = [
+const LOSSES: [bpf::Counter; 12] = [
     bpf::Counter::LostAlloc,
     bpf::Counter::LostFree,
     bpf::Counter::LostStack,
@@ -22,6 +22,7 @@ const LOSSES: [bpf::Counter; 11] = [
     bpf::Counter::UnknownSite,
     bpf::Counter::LostContents,
     bpf::Counter::PythonUnread,
+    bpf::Counter::StringCut,
 ];
 
 /// Calls in progress when the recording ends, whose returns are not awaited: at most this many, and at most the number of calls recorded.
