@@ -7,7 +7,7 @@
 //!
 //! Without probes, and without stopping the process: a running program moves its pointers during the scan, so a single scan is not enough.
 //! The candidates that it leaves are checked by several more; a block counts only if no scan saw a pointer to it, its contents did not
-//! change, and a last census still shows it in use.
+//! change, and the censuses around the last scan show it in use.
 
 pub mod areas;
 pub mod blocked;

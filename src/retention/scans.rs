@@ -1,5 +1,8 @@
-//! A full scan and several quick ones: they leave the blocks to which no scan saw a pointer, that did not change, and that a last census
-//! still shows in use.
+//! A full scan and several quick ones: they leave the blocks to which no scan saw a pointer, that did not change, and that two more
+//! censuses, before and after the last scan, still show in use.
+//!
+//! A block may be freed after the first census, lie in the allocator's memory during all scans, and be in use again, with the contents it
+//! had, when the heap is seen next. The scan between two censuses finds the pointer to it.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -25,7 +28,7 @@ use crate::units::HumanBytes;
 const POINTERS_A_BLOCK: usize = 4;
 /// Lower limit on the most pointers kept.
 const POINTERS_MIN: usize = 1 << 20;
-/// Most pointers kept that were in memory which was free at the first census; they are judged by the last one.
+/// Most pointers kept that were in memory which was free at the census before; they are judged by the next one.
 const LATER_MAX: usize = 1 << 22;
 
 /// How to scan.
@@ -124,7 +127,7 @@ pub struct Doubts {
     pub are_registers_known: bool,
     /// Free lists of the last census that changed while they were read: some free blocks may count as blocks in use.
     pub broken_lists: u64,
-    /// Whether both censuses are usable.
+    /// Whether all censuses are usable.
     pub is_census_usable: bool,
 }
 
@@ -237,10 +240,16 @@ pub fn scan(
     let is_live = memory.process().is_some();
     candidates.remember(memory);
     let (mut looks, mut later) = (0, Later::default());
-    while is_live && looks < plan.looks {
+    while is_live && looks < plan.looks && !candidates.is_empty() {
         std::thread::sleep(plan.interval);
         clock.lap();
         candidates.take_out_changed(memory);
+        if looks + 1 == plan.looks {
+            taken = census_again(memory, (pid, comm), options, layouts, &mut doubts)?;
+            own = Own::of(memory, &taken.heaps);
+            take_out_freed(memory, &taken, &mut candidates, &later);
+            clock.lap();
+        }
         let mut reader = Reader::new(memory, plan.pace);
         let mut areas = Areas::of(memory, &[])?;
         areas.registers.extend(registers.iter().flat_map(|read| read()));
@@ -251,19 +260,12 @@ pub fn scan(
         times.look_s = times.look_s.max(clock.lap());
         looks += 1;
     }
-    let taken = if is_live {
-        let mut last = take(memory, pid, comm, options, layouts)?;
-        last.keep_malloc();
-        add_blocks(memory, &mut last, layouts)?;
-        doubts.is_census_usable &= last.census.walk.usable;
-        doubts.broken_lists = last.census.walk.broken_lists;
+    if is_live {
+        taken = census_again(memory, (pid, comm), options, layouts, &mut doubts)?;
         candidates.take_out_changed(memory);
-        last_word(memory, &last, &mut candidates, &later);
+        take_out_freed(memory, &taken, &mut candidates, &later);
         image.check(memory, pid)?;
-        last
-    } else {
-        taken
-    };
+    }
     Ok(ScanResult {
         candidates,
         taken,
@@ -277,6 +279,22 @@ pub fn scan(
         times,
         doubts,
     })
+}
+
+/// The heap as it is now.
+fn census_again(
+    memory: &dyn Memory,
+    (pid, comm): (u32, &str),
+    options: Options,
+    layouts: &mut LayoutCache,
+    doubts: &mut Doubts,
+) -> Result<Taken, MemoryError> {
+    let mut taken = take(memory, pid, comm, options, layouts)?;
+    taken.keep_malloc();
+    add_blocks(memory, &mut taken, layouts)?;
+    doubts.is_census_usable &= taken.census.walk.usable;
+    doubts.broken_lists = taken.census.walk.broken_lists;
+    Ok(taken)
 }
 
 /// Identifies the program that a process runs: an exec maps another file, and moves the main stack.
@@ -306,7 +324,7 @@ impl Image {
     }
 }
 
-/// Pointers in memory that was free at the first census: they count if it is in use at the last.
+/// Pointers in memory that was free at the census before: they count if it is in use at the next.
 #[derive(Debug, Default)]
 struct Later {
     slots: Vec<(u64, u32)>,
@@ -343,7 +361,7 @@ fn quick_scan(
                 let source = block_at(&taken.heaps, slot);
                 let is_link = source.is_some_and(|source| {
                     let (within, end) = (slot.saturating_sub(source.addr), source.addr.saturating_add(source.usable_bytes));
-                    // A pointer in memory that was free is judged by the last census.
+                    // A pointer in memory that was free is judged by the next census.
                     policy.is_link((within, end.saturating_sub(slot)), false, hit.offset, bytes, addr)
                 });
                 match source.map(|source| source.chunk.state) {
@@ -368,14 +386,14 @@ fn quick_scan(
     Ok(())
 }
 
-/// Removes blocks that the last census does not show in use, and those to which memory that came into use points.
-fn last_word(memory: &dyn Memory, last: &Taken, candidates: &mut Candidates, later: &Later) {
-    let freed = candidates.left().filter(|(_, one)| !is_in_use(&last.heaps, one.addr, one.bytes)).map(|(number, _)| number);
+/// Removes blocks that a new census does not show in use, and those to which memory that came into use points.
+fn take_out_freed(memory: &dyn Memory, taken: &Taken, candidates: &mut Candidates, later: &Later) {
+    let freed = candidates.left().filter(|(_, one)| !is_in_use(&taken.heaps, one.addr, one.bytes)).map(|(number, _)| number);
     let freed: Vec<u32> = freed.collect();
     candidates.take_out(freed);
     let still = later.slots.iter().filter(|(slot, number)| {
         let points = || memory.word(*slot).zip(candidates.get(*number)).is_some_and(|(word, one)| one.range().contains(&word));
-        is_in_block_in_use(&last.heaps, *slot) != Some(false) && points()
+        is_in_block_in_use(&taken.heaps, *slot) != Some(false) && points()
     });
     let still: Vec<u32> = still.map(|(_, number)| *number).collect();
     candidates.take_out(still);
