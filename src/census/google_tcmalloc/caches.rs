@@ -163,6 +163,10 @@ impl Heap<'_> {
         // They lie in tcmalloc's own memory, which is in no span.
         let may_be = |addr: &u64| end_of(*addr).is_some() && self.entries.of(*addr).is_none();
         let mut waiting = limited(words.into_iter().filter(may_be), CACHES_TRIED_MAX, &mut caches.left_out);
+        // Most words lead elsewhere: class 0 has no objects, so the second list tells.
+        let second = records(self.memory, waiting.iter().map(|addr| addr.saturating_add(LIST_BYTES as u64)), LIST_BYTES);
+        let mut second = second.chunks_exact(LIST_BYTES);
+        waiting.retain(|_| second.next().is_some_and(is_list));
         let mut known = BTreeSet::new();
         while let Some(addr) = waiting.pop() {
             if known.contains(&addr) {
@@ -187,15 +191,6 @@ impl Heap<'_> {
 
     /// A thread's cache and its neighbours in the list of all, if there is one at this address.
     fn thread(&self, addr: u64) -> Option<(Vec<u8>, [u64; 2])> {
-        let is_list = |list: &[u8]| {
-            let (first, length, longest) = (word_at(list, 0), word32_at(list, 8), word32_at(list, 16));
-            (first == 0 || is_user_address(first) && first.is_multiple_of(8)) && length <= LENGTH_MAX && (1..=LENGTH_MAX).contains(&longest)
-        };
-        // Most words lead elsewhere.
-        let second = self.memory.bytes(addr.checked_add(LIST_BYTES as u64)?, LIST_BYTES)?;
-        if !is_list(&second) {
-            return None;
-        }
         let lists = LIST_BYTES * self.classes.list.len();
         let record = self.memory.bytes(addr, lists + 48)?;
         // The first word of a deleted cache leads to the next one; class 0 has no objects.
@@ -231,6 +226,12 @@ impl Heap<'_> {
         }
         caches.add(self, class, &longest, expected);
     }
+}
+
+/// Whether a list's record is one of a thread's cache.
+fn is_list(list: &[u8]) -> bool {
+    let (first, length, longest) = (word_at(list, 0), word32_at(list, 8), word32_at(list, 16));
+    (first == 0 || is_user_address(first) && first.is_multiple_of(8)) && length <= LENGTH_MAX && (1..=LENGTH_MAX).contains(&longest)
 }
 
 /// The first `max` of them; the rest is counted.
