@@ -134,6 +134,10 @@ coverage-leaks: test-deps ## find planted leaks among moving blocks, twenty time
 census-suites: test-deps ## test the census and trims with every glibc and jemalloc of Debian's suites
 	$(CARGO) test --test integration census::suites -- --ignored --nocapture --test-threads=2
 
+.PHONY: jemalloc-test
+jemalloc-test: test-deps ## build four releases of jemalloc, each with two kinds of size classes, and test the census with them (10 minutes)
+	scripts/jemalloc.sh
+
 .PHONY: google-tcmalloc-test
 google-tcmalloc-test: test-deps ## build Google's tcmalloc and test the census and recordings of programs on it (20 minutes)
 	scripts/google-tcmalloc.sh

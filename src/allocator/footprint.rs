@@ -16,14 +16,29 @@ pub enum Footprint {
     /// glibc on 64-bit machines (`malloc/malloc.c`, `request2size`): a chunk has an 8-byte size word before the block, is a multiple of
     /// 16 and at least 32 bytes. A chunk of its own mapping starts 16 bytes before the block, at a page, and is whole pages.
     Glibc,
-    /// jemalloc with its default quantum of 16 and four size classes a doubling (`include/jemalloc/internal/sz.h`, `sz_s2u_compute`).
-    Jemalloc,
+    /// jemalloc: multiples of its quantum, then four size classes a doubling (`include/jemalloc/internal/sz.h`, `sz_s2u_compute`).
+    Jemalloc {
+        /// Bytes between the smallest classes: 16 by default.
+        quantum_bytes: u64,
+    },
 }
 
 /// Smallest block that glibc gives a mapping of its own, until larger ones have been freed (`DEFAULT_MMAP_THRESHOLD_MIN`).
 const GLIBC_MMAP_THRESHOLD: u64 = 128 << 10;
 
 impl Footprint {
+    /// The rule with what these blocks show of the build. A jemalloc with a quantum of 8 (`--with-lg-quantum=3`, as redis brings it along)
+    /// has blocks of more than 8 bytes at odd multiples of 8, one with the default never has.
+    #[must_use]
+    pub fn seen_in(self, mut blocks: impl Iterator<Item = Block>) -> Self {
+        match self {
+            Self::Jemalloc { .. } if blocks.any(|block| block.addr.0 % 16 == 8 && block.size_bytes > 8) => {
+                Self::Jemalloc { quantum_bytes: 8 }
+            }
+            other => other,
+        }
+    }
+
     /// The heap bytes of a block, as a live span of its stack.
     pub fn span(self, block: &Block) -> Span {
         let addr = block.addr.0;
@@ -34,7 +49,7 @@ impl Footprint {
                 (addr - 16, end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(end))
             }
             Self::Glibc => (addr.saturating_sub(8), addr.saturating_sub(8).saturating_add(glibc_chunk(block.size_bytes))),
-            Self::Jemalloc => (addr, addr.saturating_add(jemalloc_class(block.size_bytes))),
+            Self::Jemalloc { quantum_bytes } => (addr, addr.saturating_add(jemalloc_class(block.size_bytes, quantum_bytes))),
         };
         Span { start, bytes: end - start, owner: Owner::Stack(block.stack) }
     }
@@ -46,11 +61,10 @@ fn glibc_chunk(size_bytes: u64) -> u64 {
 }
 
 /// The size class of a request.
-fn jemalloc_class(size_bytes: u64) -> u64 {
+fn jemalloc_class(size_bytes: u64, quantum_bytes: u64) -> u64 {
     let step = match size_bytes {
         0..=8 => return 8,
-        9..=128 => 16,
-        _ => 1 << ((size_bytes - 1).ilog2() - 2),
+        _ => (1 << ((size_bytes - 1).ilog2() - 2)).max(quantum_bytes),
     };
     size_bytes.checked_next_multiple_of(step).unwrap_or(size_bytes)
 }
@@ -96,7 +110,17 @@ mod tests {
         ];
         for size_bytes in 1..=20480_u64 {
             let class = classes.iter().copied().find(|&class| class >= size_bytes);
-            assert_eq!(Some(jemalloc_class(size_bytes)), class, "{size_bytes}");
+            assert_eq!(Some(jemalloc_class(size_bytes, 16)), class, "{size_bytes}");
         }
+        // `MEMORY MALLOC-STATS` of a redis with its own jemalloc.
+        let classes = [8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192];
+        for size_bytes in 1..=192_u64 {
+            let class = classes.iter().copied().find(|&class| class >= size_bytes);
+            assert_eq!(Some(jemalloc_class(size_bytes, 8)), class, "{size_bytes}");
+        }
+        let block = |addr, size_bytes| Block { addr: Addr(addr), size_bytes, stack: StackId(0), birth_tick: 0 };
+        let seen = |blocks: &[Block]| Footprint::Jemalloc { quantum_bytes: 16 }.seen_in(blocks.iter().copied());
+        assert_eq!(seen(&[block(0x7f00_0000_0008, 8), block(0x7f00_0000_0040, 24)]), Footprint::Jemalloc { quantum_bytes: 16 });
+        assert_eq!(seen(&[block(0x7f00_0000_0000, 24), block(0x7f00_0000_0018, 20)]), Footprint::Jemalloc { quantum_bytes: 8 });
     }
 }

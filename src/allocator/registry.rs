@@ -286,7 +286,7 @@ pub static JEMALLOC: Row = Row {
     sought: Some("page map"),
     is_sampled: false,
     gives_way: false,
-    footprint: Footprint::Jemalloc,
+    footprint: Footprint::Jemalloc { quantum_bytes: 16 },
     chunks: ChunkRule::Extents,
     freed: Some(FreedRule::Record),
     trim: Some(Remedy {

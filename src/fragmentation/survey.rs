@@ -49,6 +49,7 @@ impl Survey {
     ) -> Self {
         ledger.settle();
         let blocks = ledger.sorted_blocks(|_| true);
+        let footprint = footprint.seen_in(blocks.iter());
         let mut ranges = extents.heap_ranges(blocks.iter().map(|block| block.addr.0));
         if ledger.is_lossy() {
             ranges.iter_mut().for_each(|range| range.coverage = Coverage::Partial);

@@ -12,9 +12,16 @@ use crate::support::build::LIB_DIR;
 
 const SLOTS: usize = 400_000;
 
-fn preloaded(library: &str) -> Command {
-    let path = format!("{LIB_DIR}/{library}");
-    assert!(std::path::Path::new(&path).exists(), "{path} is missing: install libjemalloc2 and libtcmalloc-minimal4");
+/// The distribution's jemalloc, and those in `FRAGPROF_TEST_JEMALLOC`, a list of files (`make jemalloc-test` builds some).
+fn jemallocs() -> Vec<PathBuf> {
+    let others = std::env::var_os("FRAGPROF_TEST_JEMALLOC");
+    std::iter::once("libjemalloc.so.2".into()).chain(others.iter().flat_map(std::env::split_paths)).collect()
+}
+
+/// With a library of the distribution, or at a path.
+fn preloaded(library: impl AsRef<Path>) -> Command {
+    let path = Path::new(LIB_DIR).join(library);
+    assert!(path.exists(), "{} is missing: install libjemalloc2 and libtcmalloc-minimal4", path.display());
     let mut command = Command::new(build("heaps.c", "cc", &["-lpthread", "-ldl"]));
     command.env("LD_PRELOAD", path);
     command
@@ -93,15 +100,20 @@ fn active_bytes(taken: &Taken) -> u64 {
 
 #[test]
 fn jemalloc_is_counted_as_it_counts_itself() {
-    for scenario in ["mix", "holes16", "tail", "large"] {
-        assert_equal_to_jemallocs_account(&mut Target::start_on_small_pages(&mut preloaded("libjemalloc.so.2")), scenario, "preloaded");
+    for library in jemallocs() {
+        for scenario in ["mix", "holes16", "tail", "large"] {
+            let mut target = Target::start_on_small_pages(&mut preloaded(&library));
+            assert_equal_to_jemallocs_account(&mut target, scenario, &library.display().to_string());
+            println!("{} {scenario}: {}", library.display(), heap(&target.census(Level::Top), "jemalloc").layout);
+        }
     }
 }
 
 #[test]
 fn jemallocs_decay_times_are_read_whatever_they_are() {
-    for (dirty, muzzy) in [(1234, 0), (0, -1), (-1, 5000)] {
-        let mut command = preloaded("libjemalloc.so.2");
+    let times = [(1234, 0), (0, -1), (-1, 5000)];
+    for (library, (dirty, muzzy)) in jemallocs().iter().flat_map(|library| times.map(|times| (library, times))) {
+        let mut command = preloaded(library);
         command.env("MALLOC_CONF", format!("dirty_decay_ms:{dirty},muzzy_decay_ms:{muzzy}"));
         let mut target = Target::start(&mut command);
         target.tell("mix");
@@ -147,8 +159,8 @@ fn prefixed(directory: &Path) -> PathBuf {
 
 #[test]
 fn jemallocs_levels_below_full_agree_with_the_full_one() {
-    for scenario in ["mix", "holes16", "large"] {
-        let mut target = Target::start(&mut preloaded("libjemalloc.so.2"));
+    for (library, scenario) in jemallocs().iter().flat_map(|library| ["mix", "holes16", "large"].map(|scenario| (library, scenario))) {
+        let mut target = Target::start(&mut preloaded(library));
         target.tell(scenario);
         let levels = [Level::Top, Level::Sampled, Level::Full].map(|level| heap(&target.census(level), "jemalloc").clone());
         let [top, sampled, full] = &levels;

@@ -11,7 +11,8 @@ use super::super::memory::{Memory, is_user_address, word_at};
 use super::super::objects::{Objects, range_of, unbacked_ranges};
 use super::super::radix::{self, Roots, Shape};
 use super::cache_bins::{BIN_BYTES, BINS_MIN, bin_at};
-use super::record::{ACTIVE, BITS, Extent, is_region_free};
+use super::record::{ACTIVE, BITS, Extent, Form, is_region_free};
+use super::telling::Telling;
 use super::{POINTER_MASK, one_word, owns, pages_of, shapes};
 
 /// Bytes of a thread's data that are searched; there are about 2,900.
@@ -32,6 +33,7 @@ const READINGS_MAX: usize = 3;
 pub struct Finder {
     root: u64,
     shape: Shape,
+    form: Form,
     /// Address of the word with the ring's first member.
     head: u64,
     offsets: Offsets,
@@ -73,7 +75,9 @@ impl Finder {
             ring(memory, word, offsets)?;
             Some((index, offsets))
         })?;
-        Some(Self { root: found.root, shape, head: found.object.range.start + 8 * index as u64, offsets })
+        let [newest, ..] = BITS;
+        let form = Form { bits: newest, ..Telling::form(memory, &found, shape) };
+        Some(Self { root: found.root, shape, form, head: found.object.range.start + 8 * index as u64, offsets })
     }
 
     /// Reads the caches of all threads, for questions about blocks at this moment. `None` if threads came and went all the time.
@@ -100,9 +104,9 @@ impl Caches<'_> {
         let (memory, shape) = (self.memory, self.finder.shape);
         let word = one_word(radix::lookup(memory, self.finder.root, shape, addr)?, shape);
         let record = Some(word & POINTER_MASK).filter(|&record| is_user_address(record))?;
-        let ([bits, _], pages) = (BITS, pages_of(shape));
+        let (form, pages) = (self.finder.form, pages_of(shape));
         let record = memory.bytes(record, pages.record_bytes())?;
-        let extent = Extent::parse(&record, bits, pages).filter(|extent| (extent.addr..extent.end()).contains(&addr))?;
+        let extent = Extent::parse(&record, form, pages).filter(|extent| (extent.addr..extent.end()).contains(&addr))?;
         if extent.state != ACTIVE {
             return Some(BlockState { identity: extent.addr, is_used: false });
         }
@@ -112,7 +116,7 @@ impl Caches<'_> {
         } else {
             (addr == extent.addr + extent.offset_bytes).then_some(true)?
         };
-        let is_used = is_allocated && !self.held(bits.size_class_of(&record))?.contains(&addr);
+        let is_used = is_allocated && !self.held(form.bits.size_class_of(&record))?.contains(&addr);
         Some(BlockState { identity: extent.addr ^ extent.region_bytes, is_used })
     }
 

@@ -13,7 +13,8 @@ use super::super::quality::WalkQuality;
 use super::super::radix::{self, PageMapRoot, Shape};
 use super::super::reader::HeapWalk;
 use super::metadata::Block;
-use super::record::{ACTIVE, Agreement, Bits, CLASSES, DIRTY, Extent, MUZZY, Pages, RETAINED, is_region_free};
+use super::record::{ACTIVE, Agreement, DIRTY, Extent, Form, MUZZY, Pages, RETAINED, is_region_free};
+use super::telling::Telling;
 use super::{NO_ARENA, POINTER_MASK, add_decay, layout, one_word, own_blocks, pages_of};
 use crate::allocator::Allocator;
 
@@ -23,8 +24,6 @@ const BATCH_WORDS: usize = 1 << 13;
 const RECORDS_MAX: u64 = 1 << 24;
 /// Maximum number of readings of the page map from its start: it is read again if a later record shows that earlier ones were misread.
 const READINGS_MAX: usize = 3;
-/// Slabs, and as many large blocks, from which the build's layout is inferred: a padded block shows that it is in 63 of 64 cases.
-const GUESSED_FROM: usize = 32;
 /// Low bits of an address within the 2 MiB to which jemalloc's own blocks are aligned.
 const PLACE_MASK: u64 = (2 << 20) - 1;
 
@@ -48,35 +47,19 @@ struct Build {
 impl Build {
     /// From some records in use, slabs and large blocks.
     fn guess(memory: &dyn Memory, found: &PageMapRoot, shape: Shape) -> Self {
-        let (mut slabs, mut large) = (Vec::new(), Vec::new());
-        radix::visit(memory, found.root, shape, |_, entry| {
-            let word = one_word(entry, shape);
-            let kind = if word & 1 == 1 { &mut slabs } else { &mut large };
-            let (record, class) = (word & POINTER_MASK, word >> 48);
-            if kind.len() < GUESSED_FROM
-                && class < CLASSES
-                && is_user_address(record)
-                && kind.last().is_none_or(|&(last, _)| last != record)
-            {
-                kind.push((record, class));
-            }
-        });
-        let pages = pages_of(shape);
-        let mut build = Self { pages, agreement: Agreement::default(), is_padded: false };
-        let records = slabs.iter().chain(&large);
-        let records: Vec<(Vec<u8>, u64)> =
-            records.filter_map(|&(record, class)| Some((memory.bytes(record, pages.record_bytes())?, class))).collect();
-        records.iter().for_each(|(record, class)| build.agreement.add(record, *class));
-        build.is_padded = records.iter().filter_map(|(record, _)| build.parse(record)).any(|extent| tells_padding(&extent));
+        let (pages, telling) = (pages_of(shape), Telling::of(memory, found, shape));
+        let mut build = Self { pages, agreement: telling.agreement(memory, pages), is_padded: false };
+        build.is_padded =
+            telling.records(memory, pages).filter_map(|(record, _)| build.parse(&record)).any(|extent| tells_padding(&extent));
         build
     }
 
-    fn bits(&self) -> Bits {
-        self.agreement.bits()
+    fn form(&self) -> Form {
+        self.agreement.form()
     }
 
     fn parse(&self, record: &[u8]) -> Option<Extent> {
-        Extent::parse(record, self.bits(), self.pages)
+        Extent::parse(record, self.form(), self.pages)
     }
 
     fn pad_bytes(&self) -> u64 {
@@ -84,7 +67,7 @@ impl Build {
     }
 
     fn reads_as(&self, other: &Self) -> bool {
-        self.bits() == other.bits() && self.is_padded == other.is_padded
+        self.form() == other.form() && self.is_padded == other.is_padded
     }
 }
 
@@ -209,7 +192,7 @@ impl<'a> Reading<'a> {
             let Some(word) = in_order.next() else { return };
             match bytes {
                 Some(record) => {
-                    build.agreement.add(record, word.class);
+                    build.agreement.add(record, word.class, build.pages);
                     raw.extend_from_slice(record);
                     pages.push(word.page);
                 }
@@ -349,7 +332,7 @@ impl<'a> Reading<'a> {
         self.extents.sort_unstable_by_key(|(_, range)| range.start);
         self.table.sort_regions();
         let Self { memory, sums, table, mut pages, extents, arenas, torn, build, .. } = self;
-        let mut account = HeapAccount::new(Allocator::Jemalloc, layout(build.bits(), build.pages, found));
+        let mut account = HeapAccount::new(Allocator::Jemalloc, layout(build.form(), build.pages, found));
         account.ladder.extent_bytes = sums.extent;
         account.ladder.resident_bytes = sums.resident;
         account.details.swapped_bytes = sums.swapped;

@@ -1,6 +1,6 @@
-//! jemalloc 5.2 and 5.3, shared or static, with or without a symbol prefix: found by its page map.
+//! jemalloc 5.0 to 5.3, shared or static, with or without a symbol prefix: found by its page map.
 //!
-//! `arena_emap_global` (5.3) or `extents_rtree` (5.2) is a radix tree from 4 KiB page to extent: `szind << 48 | record | state << 2 | head
+//! `arena_emap_global` (5.3) or `extents_rtree` (before) is a radix tree from 4 KiB page to extent: `szind << 48 | record | state << 2 | head
 //! << 1 | slab`, or in builds for addresses of 57 bits the record and, in a second word, `szind << 5 | state << 2 | head << 1 | slab`. A
 //! record (`edata_t`, `extent_t`) begins with e_bits, e_addr and e_size_esn; a slab's has a bitmap of its regions at +64, 1 = free. What
 //! thread caches hold counts as live, as in jemalloc's own statistics.
@@ -12,13 +12,15 @@ pub mod full;
 pub mod metadata;
 pub mod quick;
 pub mod record;
+pub mod telling;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use self::metadata::Block;
 use self::quick::{Place, Quick};
-use self::record::{ACTIVE, Agreement, BITS, Bits, CLASSES, Extent, Pages};
+use self::record::{ACTIVE, BITS, CLASSES, Extent, Form, Pages, SIZE_CLASSES};
+use self::telling::Telling;
 use super::account::{ArenaAccount, HeapAccount, Level};
 use super::chunks::ChunkTable;
 use super::memory::{Memory, MemoryError, is_user_address, word_at};
@@ -127,7 +129,7 @@ fn owns(memory: &dyn Memory, word: u64, addr: u64, pages: Pages) -> bool {
     let (start, size) = (word_at(&bytes, 8) & !pages.low_mask(), word_at(&bytes, 16) & !pages.low_mask());
     let covers = size > 0 && size < 1 << 40 && start <= addr && addr - start < size;
     // An extent that is not in use may still have its former class in the page map.
-    covers && BITS.iter().any(|bits| bits.size_class_of(&bytes) == CLASSES || bits.size_class_of(&bytes) == word >> 48)
+    covers && BITS.iter().any(|bits| bits.size_class_of(&bytes) >= CLASSES || bits.size_class_of(&bytes) == word >> 48)
 }
 
 /// Takes jemalloc's census. `None` if no page map is in use.
@@ -162,31 +164,22 @@ fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range
     let mut seen = Quick::default();
     let pages = pages_of(shape);
     let is_sampled = level == Level::Sampled;
-    // Records that show which release's bits they have, with the class that the page map repeats.
-    let mut telling: Vec<(u64, u64)> = Vec::new();
+    let mut telling = Telling::default();
     radix::visit(memory, found.root, shape, |page, entry| {
         let word = one_word(entry, shape);
         let record = word & POINTER_MASK;
         if !is_user_address(record) || range_of(mapped, page).is_none() {
             return;
         }
-        if telling.len() < TELLING_RECORDS && word >> 48 < CLASSES && telling.last().is_none_or(|&(last, _)| last != record) {
-            telling.push((record, word >> 48));
-        }
+        telling.word(word);
         seen.entry(page, pages.bytes(), record, word, is_sampled);
     });
     seen.close(is_sampled);
-    let mut agreement = Agreement::default();
-    for (record, class) in telling {
-        if let Some(bytes) = memory.bytes(record, pages.record_bytes()) {
-            agreement.add(&bytes, class);
-        }
-    }
-    let bits = agreement.bits();
-    let mut account = HeapAccount::new(Allocator::Jemalloc, layout(bits, pages, found));
+    let form = telling.agreement(memory, pages).form();
+    let mut account = HeapAccount::new(Allocator::Jemalloc, layout(form, pages, found));
     let mut quality = WalkQuality { windows: seen.count, ..WalkQuality::default() };
     if is_sampled {
-        let estimate = seen.estimate(memory, pages.record_bytes(), |record| Extent::parse(record, bits, pages).map(live_of));
+        let estimate = seen.estimate(memory, pages.record_bytes(), |record| Extent::parse(record, form, pages).map(live_of));
         account.live_bytes_est = Some(estimate.live_bytes as u64);
         account.live_bytes_stderr = Some(estimate.stderr_bytes as u64);
         quality.broken_headers = estimate.torn;
@@ -253,12 +246,12 @@ fn live_of(mut extent: Extent) -> u64 {
     extent.region_bytes
 }
 
-/// Records of extents in use from which the release's layout is inferred.
-const TELLING_RECORDS: usize = 64;
-
-fn layout(bits: Bits, pages: Pages, found: &PageMapRoot) -> String {
+fn layout(form: Form, pages: Pages, found: &PageMapRoot) -> String {
     let larger = if pages.bytes() == PAGE_BYTES { String::new() } else { format!(" with pages of {} KiB", pages.bytes() >> 10) };
-    format!("jemalloc {}{larger}, page map in {}", bits.releases, found.object.name)
+    let [default, ..] = SIZE_CLASSES;
+    let quantum = form.classes.quantum_bytes;
+    let closer = if form.classes == default { String::new() } else { format!(" with size classes {quantum} bytes apart") };
+    format!("jemalloc {}{larger}{closer}, page map in {}", form.bits.releases, found.object.name)
 }
 
 /// The blocks of jemalloc's own memory; none overlaps an extent.

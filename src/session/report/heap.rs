@@ -269,6 +269,7 @@ fn from_census(memory: &LiveMemory, ledger: &Ledger, taken: &Taken, before: &Bef
 fn from_ledger(memory: &LiveMemory, ledger: &Ledger, extents: &mut Extents, footprint: Footprint) -> Option<HeapPicture> {
     extents.resync(&mappings_of(&memory.maps().ok()?));
     let blocks = ledger.sorted_blocks(|_| true);
+    let footprint = footprint.seen_in(blocks.iter());
     let mut ranges = extents.heap_ranges(blocks.iter().map(|block| block.addr.0));
     if ledger.is_lossy() {
         // Gaps between blocks are not known to be free.
