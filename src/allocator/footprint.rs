@@ -62,10 +62,10 @@ fn glibc_chunk(size_bytes: u64) -> u64 {
 
 /// The size class of a request.
 fn jemalloc_class(size_bytes: u64, quantum_bytes: u64) -> u64 {
-    let step = match size_bytes {
-        0..=8 => return 8,
-        _ => (1 << ((size_bytes - 1).ilog2() - 2)).max(quantum_bytes),
-    };
+    if size_bytes <= 8 {
+        return 8;
+    }
+    let step = (1 << ((size_bytes - 1).ilog2() - 2)).max(quantum_bytes);
     size_bytes.checked_next_multiple_of(step).unwrap_or(size_bytes)
 }
 

@@ -11,9 +11,9 @@ use super::super::memory::{Memory, is_user_address, word_at};
 use super::super::objects::{Objects, range_of, unbacked_ranges};
 use super::super::radix::{self, Roots, Shape};
 use super::cache_bins::{BIN_BYTES, BINS_MIN, bin_at};
-use super::record::{ACTIVE, BITS, Extent, Form, is_region_free};
+use super::record::{ACTIVE, Extent, Form, is_region_free};
 use super::telling::Telling;
-use super::{POINTER_MASK, one_word, owns, pages_of, shapes};
+use super::{POINTER_MASK, one_word, owns, pages_of, read_record, shapes};
 
 /// Bytes of a thread's data that are searched; there are about 2,900.
 const THREAD_BYTES_MAX: usize = 8 << 10;
@@ -75,8 +75,7 @@ impl Finder {
             ring(memory, word, offsets)?;
             Some((index, offsets))
         })?;
-        let [newest, ..] = BITS;
-        let form = Form { bits: newest, ..Telling::form(memory, &found, shape) };
+        let form = Telling::of(memory, &found, shape).form(memory, pages_of(shape));
         Some(Self { root: found.root, shape, form, head: found.object.range.start + 8 * index as u64, offsets })
     }
 
@@ -105,7 +104,7 @@ impl Caches<'_> {
         let word = one_word(radix::lookup(memory, self.finder.root, shape, addr)?, shape);
         let record = Some(word & POINTER_MASK).filter(|&record| is_user_address(record))?;
         let (form, pages) = (self.finder.form, pages_of(shape));
-        let record = memory.bytes(record, pages.record_bytes())?;
+        let record = read_record(memory, record, pages)?;
         let extent = Extent::parse(&record, form, pages).filter(|extent| (extent.addr..extent.end()).contains(&addr))?;
         if extent.state != ACTIVE {
             return Some(BlockState { identity: extent.addr, is_used: false });

@@ -1,6 +1,7 @@
 //! Level full: every record, every region. The page map is read by ascending address and its records some thousands at a time, so that only
 //! the table of chunks and the list of extents grow with the heap.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use super::super::reader::HeapWalk;
 use super::metadata::Block;
 use super::record::{ACTIVE, Agreement, DIRTY, Extent, Form, MUZZY, Pages, RETAINED, is_region_free};
 use super::telling::Telling;
-use super::{NO_ARENA, POINTER_MASK, add_decay, layout, one_word, own_blocks, pages_of};
+use super::{NO_ARENA, POINTER_MASK, add_decay, layout, one_word, own_blocks, pages_of, read_record};
 use crate::allocator::Allocator;
 
 /// Words of the page map whose records are read together: 1 MiB of records where they lie side by side.
@@ -47,10 +48,10 @@ struct Build {
 impl Build {
     /// From some records in use, slabs and large blocks.
     fn guess(memory: &dyn Memory, found: &PageMapRoot, shape: Shape) -> Self {
-        let (pages, telling) = (pages_of(shape), Telling::of(memory, found, shape));
-        let mut build = Self { pages, agreement: telling.agreement(memory, pages), is_padded: false };
-        build.is_padded =
-            telling.records(memory, pages).filter_map(|(record, _)| build.parse(&record)).any(|extent| tells_padding(&extent));
+        let pages = pages_of(shape);
+        let records = Telling::of(memory, found, shape).records(memory, pages);
+        let mut build = Self { pages, agreement: Agreement::of(&records, pages), is_padded: false };
+        build.is_padded = records.iter().filter_map(|(record, _)| build.parse(record)).any(|extent| tells_padding(&extent));
         build
     }
 
@@ -188,12 +189,12 @@ impl<'a> Reading<'a> {
         // The records one after another, and the pages that refer to them.
         let (mut raw, mut pages): (Vec<u8>, Vec<u64>) = (Vec::with_capacity(words.len() * record_bytes), Vec::with_capacity(words.len()));
         let mut in_order = words.iter();
-        radix::read_records(self.memory, &addrs, record_bytes, |_, bytes| {
+        radix::read_records(self.memory, &addrs, record_bytes, |addr, bytes| {
             let Some(word) = in_order.next() else { return };
-            match bytes {
+            match bytes.map(Cow::Borrowed).or_else(|| read_record(self.memory, addr, build.pages).map(Cow::Owned)) {
                 Some(record) => {
-                    build.agreement.add(record, word.class, build.pages);
-                    raw.extend_from_slice(record);
+                    build.agreement.add(&record, word.class, build.pages);
+                    raw.extend_from_slice(&record);
                     pages.push(word.page);
                 }
                 None => self.torn += 1,

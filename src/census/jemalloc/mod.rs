@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use self::metadata::Block;
 use self::quick::{Place, Quick};
-use self::record::{ACTIVE, BITS, CLASSES, Extent, Form, Pages, SIZE_CLASSES};
+use self::record::{ACTIVE, BITMAP_AT, BITS, CLASSES, Extent, Form, Pages, SIZE_CLASSES, is_slab};
 use self::telling::Telling;
 use super::account::{ArenaAccount, HeapAccount, Level};
 use super::chunks::ChunkTable;
@@ -132,6 +132,14 @@ fn owns(memory: &dyn Memory, word: u64, addr: u64, pages: Pages) -> bool {
     covers && BITS.iter().any(|bits| bits.size_class_of(&bytes) >= CLASSES || bits.size_class_of(&bytes) == word >> 48)
 }
 
+/// Reads a record. Until 5.2 one may lie on two pages, of which the second was never touched if it never was one of a slab: only slabs have
+/// bits for regions.
+fn read_record(memory: &dyn Memory, addr: u64, pages: Pages) -> Option<Vec<u8>> {
+    let mut record = vec![0u8; pages.record_bytes()];
+    let read = memory.read(addr, &mut record);
+    (read == record.len() || read >= BITMAP_AT && !is_slab(&record)).then_some(record)
+}
+
 /// Takes jemalloc's census. `None` if no page map is in use.
 ///
 /// # Errors
@@ -175,11 +183,11 @@ fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range
         seen.entry(page, pages.bytes(), record, word, is_sampled);
     });
     seen.close(is_sampled);
-    let form = telling.agreement(memory, pages).form();
+    let form = telling.form(memory, pages);
     let mut account = HeapAccount::new(Allocator::Jemalloc, layout(form, pages, found));
     let mut quality = WalkQuality { windows: seen.count, ..WalkQuality::default() };
     if is_sampled {
-        let estimate = seen.estimate(memory, pages.record_bytes(), |record| Extent::parse(record, form, pages).map(live_of));
+        let estimate = seen.estimate(|record| Extent::parse(&read_record(memory, record, pages)?, form, pages).map(live_of));
         account.live_bytes_est = Some(estimate.live_bytes as u64);
         account.live_bytes_stderr = Some(estimate.stderr_bytes as u64);
         quality.broken_headers = estimate.torn;
@@ -262,4 +270,30 @@ fn own_blocks(memory: &dyn Memory, mapped: &[Range<u64>], pointers: impl Iterato
         extents.get(next).is_none_or(|range| range.start >= block.range().end)
     });
     blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Fixture;
+    use super::*;
+
+    #[test]
+    fn a_record_that_ends_on_a_page_that_was_never_touched_is_read_unless_it_is_of_a_slab() {
+        const RECORD: u64 = 0x7f00_0000_1fc0;
+        const SLAB: u64 = 1 << 12;
+        let pages = Pages { bits: 12 };
+        let of = |bits: u64, touched: bool| {
+            let mut memory = Fixture::default();
+            memory.write_word(RECORD, bits);
+            memory.write_word(RECORD + 8, 0x7f10_0000_0000);
+            if touched {
+                memory.write_word(RECORD + 64, 5);
+            }
+            read_record(&memory, RECORD, pages)
+        };
+        let words = |record: Vec<u8>| [0, 8, 64].map(|at| word_at(&record, at));
+        assert_eq!(of(2, false).map(words), Some([2, 0x7f10_0000_0000, 0]));
+        assert_eq!(of(SLAB, true).map(words), Some([SLAB, 0x7f10_0000_0000, 5]));
+        assert_eq!(of(SLAB, false), None);
+    }
 }

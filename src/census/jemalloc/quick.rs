@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::super::memory::Memory;
 use super::record::{ACTIVE, CLASSES};
 
 /// Records read, of all classes: some 6 ms.
@@ -109,8 +108,9 @@ impl Quick {
         stratum.bytes = stratum.bytes.saturating_add(bytes);
     }
 
-    /// Live bytes, from records drawn from each class and kind. `live_of` returns a record's live bytes; `None` if it is invalid.
-    pub fn estimate(&mut self, memory: &dyn Memory, record_bytes: usize, live_of: impl Fn(&[u8]) -> Option<u64>) -> Estimate {
+    /// Live bytes, from records drawn from each class and kind. `live_of` returns the live bytes by the record at an address; `None` if it is
+    /// invalid.
+    pub fn estimate(&mut self, live_of: impl Fn(u64) -> Option<u64>) -> Estimate {
         let mut estimate = Estimate::default();
         let all = self.strata.values().map(|stratum| stratum.bytes).fold(0, u64::saturating_add).max(1);
         let mut random = Random::seeded();
@@ -123,7 +123,7 @@ impl Quick {
             let mut live: Vec<f64> = Vec::with_capacity(wanted);
             for &record in stratum.records.iter().take(wanted) {
                 estimate.read += 1;
-                match memory.bytes(record, record_bytes).and_then(|bytes| live_of(&bytes)) {
+                match live_of(record) {
                     Some(bytes) => live.push(bytes as f64),
                     None => estimate.torn += 1,
                 }

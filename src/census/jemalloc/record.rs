@@ -3,7 +3,7 @@
 use super::super::memory::{is_user_address, word_at};
 
 /// Where the bitmap of a slab's regions begins in its record; bitmaps of several levels begin with the one that has a bit for each region.
-const BITMAP_AT: usize = 64;
+pub const BITMAP_AT: usize = 64;
 /// Size classes of a build at least; extents that are not in use have the number of its classes, this or a higher one.
 pub const CLASSES: u64 = 232;
 
@@ -103,7 +103,7 @@ impl SizeClasses {
             return None;
         }
         let (group, step) = (regular / 4, regular % 4 + 1);
-        let base = self.quantum_bytes.checked_mul(4)?.checked_mul(1u64.checked_shl(u32::try_from(group).ok()?)?)?;
+        let base = (4 * self.quantum_bytes).checked_mul(1u64.checked_shl(u32::try_from(group).ok()?)?)?;
         base.checked_add(base / 4 * step)
     }
 
@@ -139,6 +139,14 @@ pub struct Agreement {
 }
 
 impl Agreement {
+    /// Of records with the classes that the page map claims for them.
+    #[must_use]
+    pub fn of(records: &[(Vec<u8>, u64)], pages: Pages) -> Self {
+        let mut agreement = Self::default();
+        records.iter().for_each(|(record, class)| agreement.add(record, *class, pages));
+        agreement
+    }
+
     /// Adds a record with the class that the page map claims for it.
     pub fn add(&mut self, record: &[u8], class: u64, pages: Pages) {
         if class >= CLASSES {
@@ -169,7 +177,8 @@ fn most<T: Copy>(counts: &[u64], of: &[T], default: T) -> T {
 }
 
 /// Whether a record is of an extent that is cut into regions.
-fn is_slab(record: &[u8]) -> bool {
+#[must_use]
+pub fn is_slab(record: &[u8]) -> bool {
     word_at(record, 0) >> 12 & 1 == 1
 }
 

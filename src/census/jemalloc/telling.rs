@@ -3,7 +3,7 @@
 use super::super::memory::{Memory, is_user_address};
 use super::super::radix::{self, PageMapRoot, Shape};
 use super::record::{Agreement, CLASSES, Form, Pages};
-use super::{POINTER_MASK, one_word, pages_of};
+use super::{POINTER_MASK, one_word, read_record};
 
 /// Slabs, and as many large blocks: a padded block shows that it is in 63 of 64 cases.
 const RECORDS: usize = 32;
@@ -50,20 +50,15 @@ impl Telling {
     }
 
     /// The records, with their classes.
-    pub fn records(&self, memory: &dyn Memory, pages: Pages) -> impl Iterator<Item = (Vec<u8>, u64)> {
-        self.slabs.iter().chain(&self.large).filter_map(move |&(record, class)| Some((memory.bytes(record, pages.record_bytes())?, class)))
-    }
-
-    /// What they agree with.
-    pub fn agreement(&self, memory: &dyn Memory, pages: Pages) -> Agreement {
-        let mut agreement = Agreement::default();
-        self.records(memory, pages).for_each(|(record, class)| agreement.add(&record, class, pages));
-        agreement
-    }
-
-    /// The form of the records.
     #[must_use]
-    pub fn form(memory: &dyn Memory, found: &PageMapRoot, shape: Shape) -> Form {
-        Self::of(memory, found, shape).agreement(memory, pages_of(shape)).form()
+    pub fn records(&self, memory: &dyn Memory, pages: Pages) -> Vec<(Vec<u8>, u64)> {
+        let all = self.slabs.iter().chain(&self.large);
+        all.filter_map(|&(record, class)| Some((read_record(memory, record, pages)?, class))).collect()
+    }
+
+    /// Their form.
+    #[must_use]
+    pub fn form(&self, memory: &dyn Memory, pages: Pages) -> Form {
+        Agreement::of(&self.records(memory, pages), pages).form()
     }
 }
