@@ -135,7 +135,7 @@ census-suites: test-deps ## test the census and trims with every glibc and jemal
 	$(CARGO) test --test integration census::suites -- --ignored --nocapture --test-threads=2
 
 .PHONY: jemalloc-test
-jemalloc-test: test-deps ## build four releases of jemalloc, each with two kinds of size classes, and test the census with them (10 minutes)
+jemalloc-test: test-deps ## build four releases of jemalloc, with two kinds of size classes, and test the census with them (10 minutes)
 	scripts/jemalloc.sh
 
 .PHONY: google-tcmalloc-test

@@ -6,21 +6,8 @@ cd "$(dirname "$0")/.."
 directory=$(mkdir -p "${1:-target/google-tcmalloc}" && cd "${1:-target/google-tcmalloc}" && pwd)
 version=${2:-0.1.14}
 
-# Cargo fetches the crate, whose build script is not run: it makes a library without malloc and operator new.
-mkdir -p "$directory/sources/src"
-cat >"$directory/sources/Cargo.toml" <<END
-[package]
-name = "sources"
-version = "0.0.0"
-edition = "2021"
-[dependencies]
-libtcmalloc-sys = "=$version"
-[workspace]
-END
-: >"$directory/sources/src/lib.rs"
-manifest=$(cargo metadata --format-version 1 --manifest-path "$directory/sources/Cargo.toml" |
-	python3 -c 'import json, sys; print(*[p["manifest_path"] for p in json.load(sys.stdin)["packages"] if p["name"] == "libtcmalloc-sys"])')
-crate=$(dirname "$manifest")
+# The crate's own build makes a library without malloc and operator new.
+crate=$(scripts/crate-sources.sh libtcmalloc-sys "$version" "$directory/sources")
 echo "libtcmalloc-sys $version in $crate"
 
 # The build script names the files; malloc_bridge.cc stands for tcmalloc.cc.
