@@ -202,9 +202,8 @@ pub fn scan(
     let mut clock = Clock::start();
     let options = Options { level: Level::Full, pace: plan.pace, with_not_malloc: false };
     let image = Image::of(memory)?;
-    let mut taken = take(memory, pid, comm, options, layouts)?;
-    taken.keep_malloc();
-    add_blocks(memory, &mut taken, layouts)?;
+    let mut doubts = Doubts { is_census_usable: true, ..Doubts::default() };
+    let mut taken = census(memory, (pid, comm), options, layouts, &mut doubts)?;
     times.census_s = clock.lap();
     limit::check(&taken, limit::LEAKS_BYTES_A_BLOCK, plan.memory_max_bytes)?;
     let blocks = Blocks::of(&taken.heaps)?;
@@ -213,13 +212,9 @@ pub fn scan(
     }
     let mut own = Own::of(memory, &taken.heaps);
     times.index_s = clock.lap();
-    let mut doubts = Doubts {
-        unknown_bytes: taken.census.walk.unknown_bytes,
-        overlapping_blocks: blocks.index.overlapping(),
-        is_census_usable: taken.census.walk.usable,
-        are_registers_known: registers.is_some() || memory.process().is_none(),
-        ..Doubts::default()
-    };
+    doubts.unknown_bytes = taken.census.walk.unknown_bytes;
+    doubts.overlapping_blocks = blocks.index.overlapping();
+    doubts.are_registers_known = registers.is_some() || memory.process().is_none();
     let mut areas = Areas::of(memory, &all_own_ranges(&taken.heaps))?;
     areas.add_unknown(&own.unknown);
     areas.registers.extend(registers.iter().flat_map(|read| read()));
@@ -245,7 +240,7 @@ pub fn scan(
         clock.lap();
         candidates.take_out_changed(memory);
         if looks + 1 == plan.looks {
-            taken = census_again(memory, (pid, comm), options, layouts, &mut doubts)?;
+            taken = census(memory, (pid, comm), options, layouts, &mut doubts)?;
             own = Own::of(memory, &taken.heaps);
             take_out_freed(memory, &taken, &mut candidates, &later);
             clock.lap();
@@ -261,7 +256,7 @@ pub fn scan(
         looks += 1;
     }
     if is_live {
-        taken = census_again(memory, (pid, comm), options, layouts, &mut doubts)?;
+        taken = census(memory, (pid, comm), options, layouts, &mut doubts)?;
         candidates.take_out_changed(memory);
         take_out_freed(memory, &taken, &mut candidates, &later);
         image.check(memory, pid)?;
@@ -281,8 +276,8 @@ pub fn scan(
     })
 }
 
-/// The heap as it is now.
-fn census_again(
+/// The heap as it is now, with its blocks.
+fn census(
     memory: &dyn Memory,
     (pid, comm): (u32, &str),
     options: Options,
