@@ -5,12 +5,18 @@
 //! timeout, which would begin anew: such a wait is left to end first.
 
 use std::path::Path;
+use std::time::Duration;
 
 use super::status::ThreadStatus;
-use crate::process::handle::read_bounded;
+use crate::process::handle::{Stat, read_bounded};
 
 /// Threads examined of a process.
 pub const THREADS_MAX: usize = 65_536;
+/// Waits that each thread is taken to have made beside its own: a thread that has just begun has not yet shown that it rarely waits, and may be
+/// one that soon ends.
+const WAITS_BEFORE: f64 = 10.0;
+/// The resolution of ages: a clock tick.
+const AGE_MIN: Duration = Duration::from_millis(10);
 /// Bytes of `/proc/PID/task/TID/syscall`: ten numbers.
 const LINE_BYTES_MAX: u64 = 512;
 
@@ -153,8 +159,17 @@ pub struct Parked {
     pub call: SystemCall,
     /// How well it bears an interruption.
     pub rank: Rank,
-    /// How often it has waited so far: one that rarely does will not go on before it is stopped.
+    /// How often it has waited so far.
     pub waits: u64,
+    /// How long it has run.
+    pub age: Duration,
+}
+
+impl Parked {
+    /// Waits a second: a thread that rarely waits anew will not go on before it is stopped.
+    fn waits_per_second(&self) -> f64 {
+        (self.waits as f64 + WAITS_BEFORE) / self.age.max(AGE_MIN).as_secs_f64()
+    }
 }
 
 /// What the threads of a process are in, none of which is stopped for it.
@@ -171,9 +186,10 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Sorts: by rank, and within one the thread that has waited the least often.
+    /// Sorts: by rank, and within one the thread that waits anew the least often.
     fn sort(&mut self) {
-        self.parked.sort_by_key(|thread| (thread.rank, thread.waits, thread.tid));
+        let patience = |one: &Parked, other: &Parked| one.waits_per_second().total_cmp(&other.waits_per_second());
+        self.parked.sort_by(|one, other| one.rank.cmp(&other.rank).then(patience(one, other)).then(one.tid.cmp(&other.tid)));
     }
 }
 
@@ -202,8 +218,8 @@ pub fn of_process(directory: &Path, is_call_mask: impl Fn(u64) -> bool) -> Optio
         if call.is_vfork() {
             threads.vfork = Some(tid);
         }
-        if let (Some(rank), Some(status)) = (call.rank(), status) {
-            threads.parked.push(Parked { tid, call, rank, waits: status.waits });
+        if let (Some(rank), Some(status), Some(stat)) = (call.rank(), status, Stat::read(&entry.path())) {
+            threads.parked.push(Parked { tid, call, rank, waits: status.waits, age: stat.age() });
         }
     }
     threads.sort();
@@ -250,17 +266,20 @@ mod tests {
 
     #[test]
     fn the_best_thread_is_the_one_that_waits_the_most_patiently() {
-        let parked = |tid, rank, waits| Parked { tid, call: SystemCall::default(), rank, waits };
+        let minute = Duration::from_secs(60);
+        let parked = |tid, rank, waits, age| Parked { tid, call: SystemCall::default(), rank, waits, age };
         let mut threads = Threads {
             parked: vec![
-                parked(1, Rank::Interrupted, 0),
-                parked(2, Rank::WaitsForEver, 900),
-                parked(3, Rank::WaitsForEver, 2),
-                parked(4, Rank::WaitsFor, 0),
+                parked(1, Rank::Interrupted, 0, minute),
+                parked(2, Rank::WaitsForEver, 900, minute),
+                parked(3, Rank::WaitsForEver, 2, minute),
+                parked(4, Rank::WaitsFor, 0, minute),
+                // One that has just begun, and may soon end.
+                parked(5, Rank::WaitsForEver, 1, Duration::ZERO),
             ],
             ..Threads::default()
         };
         threads.sort();
-        assert_eq!(threads.parked.iter().map(|thread| thread.tid).collect::<Vec<_>>(), [3, 2, 4, 1]);
+        assert_eq!(threads.parked.iter().map(|thread| thread.tid).collect::<Vec<_>>(), [3, 2, 5, 4, 1]);
     }
 }

@@ -114,13 +114,18 @@ impl ProcessId {
     /// How long it has run.
     #[must_use]
     pub fn age(&self) -> Duration {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let since_boot = Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
-        since_boot.saturating_sub(Duration::from_millis(self.start_ticks.saturating_mul(MS_A_TICK)))
+        time_since(self.start_ticks)
     }
 }
 
-/// Contents of `/proc/PID/stat`.
+/// Time since a moment in clock ticks since boot.
+fn time_since(ticks: u64) -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let since_boot = Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
+    since_boot.saturating_sub(Duration::from_millis(ticks.saturating_mul(MS_A_TICK)))
+}
+
+/// Contents of `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
     /// The name, at most 15 bytes; invalid UTF-8 is replaced.
@@ -134,6 +139,12 @@ pub struct Stat {
 }
 
 impl Stat {
+    /// Reads the one below a `/proc` directory of a process or a thread; `None` if there is none any more.
+    #[must_use]
+    pub fn read(directory: &Path) -> Option<Self> {
+        Self::parse(&read_bounded(&directory.join("stat"), SMALL_FILE_BYTES_MAX).ok()?)
+    }
+
     /// Parses `/proc/PID/stat`. The name is in parentheses and may contain any byte, including parentheses and newlines: it ends at the
     /// last closing parenthesis. `None` if the bytes are malformed.
     #[must_use]
@@ -148,6 +159,12 @@ impl Stat {
         let flags = fields.nth(5)?.parse().ok()?;
         let start_ticks = fields.nth(12)?.parse().ok()?;
         Some(Self { comm, state, flags, start_ticks })
+    }
+
+    /// How long it has run.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        time_since(self.start_ticks)
     }
 
     /// Whether it is a kernel thread.
@@ -257,8 +274,7 @@ impl Process {
     /// Whether a signal or a debugger has stopped it.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
-        let bytes = read_bounded(&self.directory.join("stat"), SMALL_FILE_BYTES_MAX).unwrap_or_default();
-        Stat::parse(&bytes).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
+        Stat::read(&self.directory).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
     }
 
     /// Whether a thread of this program traces it; false for a process that has ended.
@@ -273,8 +289,7 @@ impl Process {
     /// Whether it has executed a program since it was forked; false for a process that cannot be read.
     #[must_use]
     pub fn has_executed(&self) -> bool {
-        let bytes = read_bounded(&self.directory.join("stat"), SMALL_FILE_BYTES_MAX).unwrap_or_default();
-        Stat::parse(&bytes).is_some_and(|stat| stat.flags & PF_FORKNOEXEC == 0)
+        Stat::read(&self.directory).is_some_and(|stat| stat.flags & PF_FORKNOEXEC == 0)
     }
 
     /// `/proc/PID`.
@@ -292,10 +307,7 @@ impl Process {
     /// Whether it is still running: the pid exists with the same start time, and is not a zombie.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        read_bounded(&self.directory.join("stat"), SMALL_FILE_BYTES_MAX)
-            .ok()
-            .and_then(|bytes| Stat::parse(&bytes))
-            .is_some_and(|stat| stat.start_ticks == self.id.start_ticks && !stat.is_dead())
+        Stat::read(&self.directory).is_some_and(|stat| stat.start_ticks == self.id.start_ticks && !stat.is_dead())
     }
 
     /// Its current mappings.
