@@ -92,7 +92,7 @@ pub fn run(path: Option<PathBuf>, said: impl FnOnce(std::net::SocketAddr)) -> Re
     let token = config.token()?;
     let notifier = Notifier::from_environment().map_err(system("reach the service manager"))?;
     let signals = Signals::listen().map_err(system("listen for signals"))?;
-    limit_arenas();
+    limit_free_memory();
 
     let listen = config.server.listen;
     let bind = |listen| TcpListener::bind(listen).map_err(|source| AgentError::Listen { listen, source });
@@ -411,11 +411,18 @@ impl Signals {
     }
 }
 
-/// Two arenas are enough for three threads; more would only keep free memory.
-fn limit_arenas() {
+/// Blocks of as many bytes are mapped, and as many free bytes at the end of a heap are returned. Left to itself, glibc raises both to twice the
+/// size of a large block that was freed (malloc/malloc.c, `__libc_free`).
+#[cfg(target_env = "gnu")]
+const LARGE_BYTES: libc::c_int = 1 << 20;
+
+/// Few arenas, and limits of what they keep.
+fn limit_free_memory() {
     // SAFETY: glibc's own function, called before other threads allocate.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 2);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, LARGE_BYTES);
     }
 }

@@ -18,7 +18,7 @@ use super::containers::Containers;
 use super::discovery::{Scan, Scanner};
 use super::flight::Flight;
 use super::outcomes::{Outcomes, settings_of};
-use super::own::{own_rss_bytes, thread_cpu};
+use super::own::{give_back, own_rss_bytes, thread_cpu};
 use super::rules::Rules;
 use super::schedule::{Next, next};
 use crate::census::{LayoutCache, Level, PageMap};
@@ -46,6 +46,8 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(500);
 const ARENAS_KEPT_MAX: usize = 512;
 /// Size of a table of chunks after which freed memory is returned to the system: the agent must not hoard what one large heap needed.
 const TRIM_AFTER_CHUNKS: u64 = 1 << 20;
+/// Time between two returns of freed memory to the system, in seconds: a minute's unwind tables, profiles and censuses leave some 10 MiB.
+const GIVE_BACK_INTERVAL_S: f64 = 60.0;
 /// Most of the budget that scanning `/proc`, or repeated censuses of one process, may take; above it they become rarer.
 const SHARE_MAX: f64 = 0.25;
 /// CPU time of a cheap census beyond which it is charged to the account of full ones, as far as that has credit: a process that takes a
@@ -103,6 +105,7 @@ pub struct Collector {
     published_at: Option<Instant>,
     cpu: Duration,
     next_scan_s: f64,
+    next_give_back_s: f64,
     processes_on_machine: usize,
     processes_over_limit: usize,
     own_rss_bytes: u64,
@@ -141,6 +144,7 @@ impl Collector {
             published_at: None,
             cpu: Duration::ZERO,
             next_scan_s: 0.0,
+            next_give_back_s: GIVE_BACK_INTERVAL_S,
             processes_on_machine: 0,
             processes_over_limit: 0,
             own_rss_bytes: 0,
@@ -269,6 +273,10 @@ impl Collector {
                 self.counters.scan_errors += 1;
                 tracing::warn!("cannot scan /proc: {error}");
             }
+        }
+        if self.now_s() >= self.next_give_back_s {
+            give_back();
+            self.next_give_back_s = self.now_s() + GIVE_BACK_INTERVAL_S;
         }
         self.own_rss_bytes = own_rss_bytes().unwrap_or(self.own_rss_bytes);
         let cost_s = thread_cpu().saturating_sub(before).as_secs_f64();
