@@ -72,7 +72,8 @@ fn the_agent_listens_to_an_emitter_and_every_surface_shows_live_bytes_by_stack_a
     let read = pprof::read(scraped.as_slice()).unwrap();
     assert_eq!(read.meta.mode, Mode::Sampled);
     assert!(read.totals().get(ValueKind::InuseSpace) > 8 << 20);
-    let source = "otel_memory in libfragprof_sampler.so, one sample per 32.0 KiB";
+    // The distance is compared above and below: it is a mean, and the sampler makes it longer where samples would cost too much.
+    let source = "otel_memory in libfragprof_sampler.so, one sample per ";
     let view = json(&daemon, &path).unwrap();
     assert!(view["profiles"][0]["source"].as_str().is_some_and(|said| said.contains(source)), "{}", view["profiles"]);
     assert_eq!(view["rates"]["mode"], "sampled");
