@@ -411,8 +411,8 @@ impl Signals {
     }
 }
 
-/// Blocks of as many bytes are mapped, and as many free bytes at the end of a heap are returned. Left to itself, glibc raises both to twice the
-/// size of a large block that was freed (malloc/malloc.c, `__libc_free`).
+/// Blocks of as many bytes are mapped, and as many free bytes at the end of a heap are returned. Left to itself, glibc raises the first to the
+/// size of a large block that was freed, and the second to twice that (malloc/malloc.c, `__libc_free`).
 #[cfg(target_env = "gnu")]
 const LARGE_BYTES: libc::c_int = 1 << 20;
 

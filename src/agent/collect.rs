@@ -274,14 +274,15 @@ impl Collector {
                 tracing::warn!("cannot scan /proc: {error}");
             }
         }
+        let cost_s = thread_cpu().saturating_sub(before).as_secs_f64();
+        let interval_s = self.config.discovery.scan_interval_s as f64;
+        self.next_scan_s = self.now_s() + interval_s.max(cost_s / (self.config.census.budget_ratio() * SHARE_MAX));
+        // Not part of what a scan costs: it must not make scans rarer.
         if self.now_s() >= self.next_give_back_s {
             give_back();
             self.next_give_back_s = self.now_s() + GIVE_BACK_INTERVAL_S;
         }
         self.own_rss_bytes = own_rss_bytes().unwrap_or(self.own_rss_bytes);
-        let cost_s = thread_cpu().saturating_sub(before).as_secs_f64();
-        let interval_s = self.config.discovery.scan_interval_s as f64;
-        self.next_scan_s = self.now_s() + interval_s.max(cost_s / (self.config.census.budget_ratio() * SHARE_MAX));
     }
 
     fn follow(&mut self, found: Scan) {

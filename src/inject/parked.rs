@@ -218,7 +218,8 @@ pub fn of_process(directory: &Path, is_call_mask: impl Fn(u64) -> bool) -> Optio
         if call.is_vfork() {
             threads.vfork = Some(tid);
         }
-        if let (Some(rank), Some(status), Some(stat)) = (call.rank(), status, Stat::read(&entry.path())) {
+        let Some(rank) = call.rank() else { continue };
+        if let (Some(status), Some(stat)) = (status, Stat::read(&entry.path())) {
             threads.parked.push(Parked { tid, call, rank, waits: status.waits, age: stat.age() });
         }
     }
