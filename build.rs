@@ -17,10 +17,10 @@ const BPF_CPU: &str = "-mcpu=v3";
 /// The preload libraries' sources.
 const SAMPLER: &str = "src/sampler/preload";
 /// Of the library that samples.
-const SAMPLER_SOURCES: [&str; 10] =
-    ["clock.c", "first.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c", "site.c"];
+const SAMPLER_SOURCES: [&str; 11] =
+    ["clock.c", "first.c", "limit.c", "next.c", "operators.c", "probes.c", "sample.c", "sampler.c", "set.c", "site.c", "strings.c"];
 /// Of the library that records every call.
-const RECORDER_SOURCES: [&str; 12] = [
+const RECORDER_SOURCES: [&str; 13] = [
     "cfi.c",
     "clock.c",
     "first.c",
@@ -32,6 +32,7 @@ const RECORDER_SOURCES: [&str; 12] = [
     "recorder.c",
     "recorder_thread.c",
     "stacks.c",
+    "strings.c",
     "walk.c",
 ];
 /// What makes a library one for programs that run.

@@ -13,6 +13,7 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::sampler::programs::compile;
 use crate::support::build::{LIB_DIR, Link, program, tool};
 use crate::support::process::{Process, run};
 use crate::support::recording::{Recording, fragprof};
@@ -27,14 +28,15 @@ fn record() -> Command {
     command
 }
 
-/// Records a test program to its end, with another allocator if one is named, and compares the report with the program's own ledger.
+/// Records a test program to its end, with another allocator if one is given (by name a library of Debian, or by path), and compares the
+/// report with the program's own ledger.
 fn check(name: &str, args: &[&str], allocator: Option<&str>, except: &[&str]) {
     let mut rendezvous = Rendezvous::new();
     let path = program(name, Link::Dynamic);
     let mut command = record();
     command.env("TRUTH_SOCKET", rendezvous.path());
     if let Some(library) = allocator {
-        command.env("LD_PRELOAD", format!("{LIB_DIR}/{library}"));
+        command.env("LD_PRELOAD", Path::new(LIB_DIR).join(library));
     }
     let target: Vec<_> = std::iter::once(path.as_os_str()).chain(args.iter().map(std::ffi::OsStr::new)).collect();
     let recording = Recording::start(&mut command, &target);
@@ -70,6 +72,14 @@ fn reports_of_programs_with_other_allocators_equal_their_own_ledgers() {
         check("realloc_forms", &[], Some(library), &[]);
         check("cross_thread", &[], Some(library), &[]);
     }
+}
+
+/// mimalloc has them since 2.2.
+#[test]
+fn copies_of_strings_by_an_allocators_own_functions_are_recorded() {
+    let folder = TempDir::new().unwrap();
+    let allocator = compile(folder.path(), "own_strings.c", "cc", &["-shared", "-fPIC"]);
+    check("nested", &[], allocator.to_str(), &[]);
 }
 
 /// What a command's ledgers say at its end, and the report of its recording.

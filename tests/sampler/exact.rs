@@ -11,7 +11,7 @@ use std::process::Command;
 use fragprof::sampler::library::Flavour;
 
 use super::consumer::{Consumer, Ledger};
-use super::programs::{Allocator, Libraries, compile_source, sampled};
+use super::programs::{Allocator, Libraries, compile, compile_source, sampled};
 use crate::support::build::{Link, program};
 use crate::support::rendezvous::Target;
 use crate::support::truth::Truth;
@@ -70,15 +70,20 @@ impl Sites {
 
 /// Runs a program to its ledger with a consumer attached, and compares.
 fn check(executable: &Path, flavour: Flavour, allocator: Allocator, arguments: &[&str], except: &[&str]) {
+    let libraries = Libraries::new();
+    let library = libraries.path(flavour);
+    let mut command = sampled(executable, &library, allocator, 1);
+    check_command(command.args(arguments), executable, &library, except);
+}
+
+fn check_command(command: &mut Command, executable: &Path, library: &Path, except: &[&str]) {
     if crate::support::bpf().is_none() {
         return;
     }
-    let libraries = Libraries::new();
-    let mut command = sampled(executable, &libraries.path(flavour), allocator, 1);
-    let mut target = Target::start(command.args(arguments));
+    let mut target = Target::start(command);
     let mut consumer = Consumer::new();
     consumer.watch_stacks(target.pid());
-    consumer.attach(target.pid() as i32, &libraries.path(flavour));
+    consumer.attach(target.pid() as i32, library);
     let sites = Sites::of(target.pid(), executable);
     let truth = target.go_to("done");
     let mut ledger = Ledger::default();
@@ -154,6 +159,18 @@ with_every_allocator!(a_programs_own_operator_new_is_told_as_what_it_calls, "rep
 with_every_allocator!(blocks_freed_and_resized_by_other_threads_are_reported, "cross_thread", &["4", "6000"], &[]);
 with_every_allocator!(short_lived_threads_are_reported, "short_threads", &[], &[]);
 with_every_allocator!(handlers_on_other_stacks_are_told, "signal_stacks", &[], &[]);
+
+/// mimalloc has them since 2.2.
+#[test]
+fn copies_of_strings_by_an_allocators_own_functions_are_reported() {
+    let libraries = Libraries::new();
+    let library = libraries.path(Flavour::Standard);
+    let allocator = compile(libraries.folder(), "own_strings.c", "cc", &["-shared", "-fPIC"]);
+    let executable = program("nested", Link::Dynamic);
+    let mut command = sampled(&executable, &library, Allocator::Glibc, 1);
+    command.env("LD_PRELOAD", format!("{}:{}", library.display(), allocator.display()));
+    check_command(&mut command, &executable, &library, &[]);
+}
 
 #[test]
 fn jemallocs_own_entry_points_are_reported() {

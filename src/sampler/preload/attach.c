@@ -125,6 +125,7 @@ static void list_functions(void)
 #undef ADD
 	add_function("cfree", cfree, next_definition("cfree").address);
 	operators_each(add_function);
+	strings_each(add_function);
 	allocx_each(add_function);
 #ifdef FRAGPROF_RECORDER
 	add_function("fork", fork, next_definition("fork").address);

@@ -71,8 +71,9 @@ void attached_in_front(bool in_front);
 /* A function that can be called through a word: `ours` stands for `next`. */
 typedef void attach_function(const char *name, const void *ours, const void *next);
 
-/* Calls `each` for those of operators.c and allocx.c that count. */
+/* Calls `each` for those of operators.c, strings.c and allocx.c that count. */
 void operators_each(attach_function *each);
+void strings_each(attach_function *each);
 void allocx_each(attach_function *each);
 
 #endif

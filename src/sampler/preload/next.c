@@ -339,6 +339,7 @@ void next_resolve(void)
 	next.free_aligned_sized = or_else("free_aligned_sized", free_aligned_sized_by_free);
 	next.malloc = malloc_found.address;
 	operators_resolve();
+	strings_resolve();
 #ifdef FRAGPROF_ALLOCX
 	allocx_resolve();
 #endif

@@ -47,8 +47,9 @@ void *next_function_in(uintptr_t bias, const void *dynamic, const char *name);
 /* True if references to the name bind to this library. */
 bool next_is_in_front(const char *name);
 
-/* In operators.c, called by next_resolve. */
+/* In operators.c and strings.c, called by next_resolve. */
 void operators_resolve(void);
+void strings_resolve(void);
 #ifdef FRAGPROF_ALLOCX
 /* In allocx.c, called by next_resolve. */
 void allocx_resolve(void);

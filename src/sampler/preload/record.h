@@ -71,7 +71,7 @@ static inline bool record_is_inner(void)
 		pointer_;                                                                            \
 	})
 
-/* For operators.c and allocx.c, which are built with the sampler or with this: the sampler's names. */
+/* For operators.c, strings.c and allocx.c, which are built with the sampler or with this: the sampler's names. */
 struct sampled {
 	uint8_t unused;
 };
