@@ -195,7 +195,19 @@ pub fn leading_frames<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>) -> u
 
 fn leading<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>, is_one: impl Fn(&Frame) -> bool) -> usize {
     let all = frames.len();
-    let leading = frames.take_while(|frame| is_one(frame)).count();
+    let (mut leading, mut inlined) = (0, 0);
+    for frame in frames {
+        // What is inlined into an allocator's function is the allocator's, whatever its name (`imalloc_fastpath`). Not so with a library's
+        // function: a program's constructor may be inlined into it.
+        if is_one(frame) && (inlined == 0 || is_allocators(frame)) {
+            leading += inlined + 1;
+            inlined = 0;
+        } else if frame.flags.inlined {
+            inlined += 1;
+        } else {
+            break;
+        }
+    }
     if leading == all { 0 } else { leading }
 }
 
@@ -220,12 +232,22 @@ pub fn startup_frames<'a>(frames: impl DoubleEndedIterator<Item = &'a Frame> + E
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::FrameFlags;
 
     #[test]
     fn an_inlined_library_function_is_known_by_its_source_file() {
         let library = Frame { file: "/usr/include/c++/12/bits/unique_ptr.h".into(), ..Frame::named("make<Product>") };
         let frames = [Frame::named("malloc"), library, Frame::named("load")];
         assert_eq!(leading_frames(frames.iter()), 2);
+    }
+
+    #[test]
+    fn what_is_inlined_into_an_allocators_function_is_the_allocators() {
+        let inlined = |name: &str| Frame { flags: FrameFlags { inlined: true, ..FrameFlags::default() }, ..Frame::named(name) };
+        let redis = [inlined("imalloc_fastpath"), Frame::named("je_malloc"), inlined("ztrymalloc"), Frame::named("sdsnew")];
+        assert_eq!((allocator_frames(redis.iter()), leading_frames(redis.iter())), (2, 2));
+        let made = [Frame::named("malloc"), inlined("Item::Item"), Frame::named("std::vector<Item>::emplace_back"), Frame::named("main")];
+        assert_eq!((allocator_frames(made.iter()), leading_frames(made.iter())), (1, 1), "a program's constructor");
     }
 
     #[test]
