@@ -135,7 +135,11 @@ impl Setting {
             match Some(PathBuf::from(&file)).filter(|path| is_its_library && path.exists()).or_else(|| installed(choice)) {
                 Some(path) => {
                     if !is_its_library {
-                        notes.push(format!("the recorded {} is part of {file}; it is replayed with {}", allocator.name(), path.display()));
+                        notes.push(format!(
+                            "the recorded {} is part of {file}; it is replayed with {}, whose size classes and defaults may differ",
+                            allocator.name(),
+                            path.display()
+                        ));
                     }
                     environment.push((PRELOAD.into(), path.into_os_string()));
                 }
