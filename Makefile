@@ -287,12 +287,15 @@ SECONDS ?= 600
 soak: test-deps ## watch targets that come and go for ten minutes (SECONDS=…): nothing grows, the ledger stays correct
 	FRAGPROF_SOAK_SECONDS=$(SECONDS) $(CARGO) test --test integration faults::soak -- --ignored --nocapture
 
-# Seconds per fuzz target.
+# Seconds per fuzz target. Inputs that are found go to target/fuzz; fuzz/corpus has those that the targets begin with.
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
 fuzz: deps ## fuzz every reader of untrusted data, FUZZ_SECONDS=… each; needs cargo-fuzz and a nightly toolchain
 	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is not installed: cargo install --locked cargo-fuzz" >&2; exit 1; }
-	for target in $$(cargo fuzz list); do $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+	for target in $$(cargo fuzz list); do \
+		mkdir -p target/fuzz/$$target; \
+		$(CARGO) +nightly fuzz run $$target target/fuzz/$$target fuzz/corpus/$$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done
 
 # Requests that schemathesis generates per path.
 EXAMPLES ?= 100
