@@ -335,8 +335,9 @@ impl Reader {
             passed += self.run(memory, receiver, entry, chunk, &age);
         }
         self.give_back(memory, receiver, entry);
-        let is_done = self.images.get(entry).and_then(Option::as_ref).is_some_and(|image| image.heads.is_empty());
-        if is_ended && is_done {
+        let is_empty = self.images.get(entry).and_then(Option::as_ref).is_some_and(|image| image.heads.is_empty());
+        // A chunk that was queued in an earlier pass was read up to the cells that it had then.
+        if is_ended && is_empty && !self.queue(memory, receiver, entry) {
             self.close(memory, receiver, entry);
         }
         passed > 0

@@ -123,6 +123,27 @@ fn an_event_that_is_not_written_yet_holds_up_the_later_ones_until_its_process_ha
 }
 
 #[test]
+fn a_chunk_that_waited_for_an_event_when_its_process_ended_is_read_to_its_end() {
+    let mut writer = Writer::new();
+    writer.announce(0, 100);
+    writer.chunk(0, 0, 1, bpf::RING_CHUNK_OPEN, &[(1, ALLOC, 0x1000)]);
+    let memory = Memory::of_bytes(&writer.bytes);
+    let (mut reader, mut seen) = (Reader::new(&memory), Seen::default());
+    reader.pass(&memory, &mut seen, false);
+    reader.admit(0);
+    reader.pass(&memory, &mut seen, false);
+    // The missing event, and more, are written before the process ends.
+    writer.chunk(0, 0, 1, bpf::RING_CHUNK_OPEN, &[(1, ALLOC, 0x1000), (2, FREE, 0x1000), (3, FREE, 0x2000)]);
+    writer.chunk(1, 0, 2, bpf::RING_CHUNK_OPEN, &[(0, ALLOC, 0x2000)]);
+    let memory = Memory::of_bytes(&writer.bytes);
+    reader.end(0);
+    for _ in 0..3 {
+        reader.pass(&memory, &mut seen, false);
+    }
+    assert_eq!((seen.events.len(), seen.ended[&0].abandoned), (4, 0));
+}
+
+#[test]
 fn a_full_chunk_is_given_back_when_it_is_read_and_an_open_one_when_its_thread_has_ended() {
     let mut writer = Writer::new();
     writer.announce(0, 100);
