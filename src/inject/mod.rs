@@ -160,7 +160,7 @@ pub fn check(process: &Process) -> Result<Threads, Refusal> {
     if is_frozen(process) {
         return Err(Refusal::Frozen);
     }
-    let examine = || parked::of_process(process.directory(), |mask| mask == frame::call_mask()).ok_or_else(not_permitted);
+    let examine = || parked::of_process(process, |mask| mask == frame::call_mask()).ok_or_else(not_permitted);
     let mut threads = examine()?;
     for _ in 1..EXAMINED_MAX {
         if !threads.parked.is_empty() {

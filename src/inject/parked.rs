@@ -1,13 +1,15 @@
-//! Threads that wait in a system call, by how little an interruption changes for them. Pure but for [`of_process`].
+//! Threads that wait in a system call, by how little an interruption changes for them. Pure but for [`of_process`] and what it asks.
 //!
 //! A stop ends the system call for a moment. The kernel restarts most calls as they were; the frames of an injected call restart them by
 //! hand, because `rt_sigreturn` clears the state from which the kernel would. What cannot be restarted by hand is a wait with a relative
 //! timeout, which would begin anew: such a wait is left to end first.
 
-use std::path::Path;
 use std::time::Duration;
 
+use rustix::net::sockopt;
+
 use super::status::ThreadStatus;
+use crate::process::Process;
 use crate::process::handle::{Stat, read_bounded};
 
 /// Threads examined of a process.
@@ -38,7 +40,7 @@ pub enum Rank {
     Restarts,
     /// A wait with a relative timeout: it is left to end.
     WaitsFor,
-    /// It returns EINTR after any stop.
+    /// It returns EINTR after any stop; also a read of a socket with a receive timeout.
     Interrupted,
 }
 
@@ -92,6 +94,14 @@ impl SystemCall {
             }
             _ => None,
         }
+    }
+
+    /// The descriptor that it waits for, of the calls that a receive timeout of a socket ends (`SO_RCVTIMEO`; net/core/sock.c,
+    /// `sock_intr_errno`: with one they return EINTR after any stop).
+    #[must_use]
+    pub fn receives_from(&self) -> Option<i32> {
+        let receives = [libc::SYS_read, libc::SYS_readv, libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_accept, libc::SYS_accept4];
+        receives.contains(&self.number).then_some(self.arguments[0] as i32)
     }
 
     /// Whether it waits for a child that runs in this memory.
@@ -193,12 +203,22 @@ impl Threads {
     }
 }
 
-/// Reads the threads of the process with this `/proc` directory; `None` if its calls may not be read.
+/// Whether a descriptor of a process is a socket with a receive timeout, or one that cannot be asked.
+fn has_receive_timeout(process: &Process, file: i32) -> bool {
+    let link = std::fs::read_link(process.directory().join("fd").join(file.to_string()));
+    if !link.is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"socket:")) {
+        return false;
+    }
+    let copy = process.pidfd().and_then(|pidfd| rustix::process::pidfd_getfd(pidfd, file, rustix::process::PidfdGetfdFlags::empty()).ok());
+    copy.and_then(|socket| sockopt::socket_timeout(socket, sockopt::Timeout::Recv).ok()).is_none_or(|timeout| timeout.is_some())
+}
+
+/// Reads the threads of a process; `None` if its calls may not be read.
 #[must_use]
-pub fn of_process(directory: &Path, is_call_mask: impl Fn(u64) -> bool) -> Option<Threads> {
+pub fn of_process(process: &Process, is_call_mask: impl Fn(u64) -> bool) -> Option<Threads> {
     let mut threads = Threads::default();
     let mut is_refused = true;
-    for entry in std::fs::read_dir(directory.join("task")).ok()?.flatten().take(THREADS_MAX) {
+    for entry in std::fs::read_dir(process.directory().join("task")).ok()?.flatten().take(THREADS_MAX) {
         let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         threads.count += 1;
         let line = match read_bounded(&entry.path().join("syscall"), LINE_BYTES_MAX) {
@@ -218,7 +238,10 @@ pub fn of_process(directory: &Path, is_call_mask: impl Fn(u64) -> bool) -> Optio
         if call.is_vfork() {
             threads.vfork = Some(tid);
         }
-        let Some(rank) = call.rank() else { continue };
+        let Some(mut rank) = call.rank() else { continue };
+        if call.receives_from().is_some_and(|file| has_receive_timeout(process, file)) {
+            rank = Rank::Interrupted;
+        }
         if let (Some(status), Some(stat)) = (status, Stat::read(&entry.path())) {
             threads.parked.push(Parked { tid, call, rank, waits: status.waits, age: stat.age() });
         }

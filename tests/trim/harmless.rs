@@ -100,3 +100,14 @@ fn a_wait_with_a_timeout_ends_by_itself_before_the_call_is_made() {
         assert!(made > 0 && counts["eintr"][kind] == 0, "{kind}: {made} calls, {counts}");
     }
 }
+
+/// Such a read returns EINTR after any stop, which not every program expects: another thread is used, although it waits for a short time.
+#[test]
+fn a_read_of_a_socket_with_a_timeout_is_not_interrupted() {
+    let target = Target::in_state("receives", 16, 0);
+    let made = (0..10).map(|_| trim(target.pid(), &["--yes"])).find(|report| report["ending"] == "returned");
+    let report = made.expect("one of ten calls is made");
+    assert_eq!((&report["thread"], &report["interrupted"]), (&target.pid().into(), &false.into()), "{report}");
+    target.assert_free();
+    target.end();
+}

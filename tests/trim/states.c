@@ -6,6 +6,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
@@ -15,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <ucontext.h>
@@ -164,6 +166,20 @@ static void *wait_in_thread(void *unused)
 	_exit(0);
 }
 
+/* As programs that take any error of a read for the end of the connection. */
+static void *receive_for_an_hour(void *unused)
+{
+	struct timeval hour = { 3600, 0 };
+	int ends[2];
+	char c;
+	(void)unused;
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) || setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &hour, sizeof hour))
+		_exit(1);
+	if (read(ends[0], &c, 1) < 0)
+		_exit(3);
+	return NULL;
+}
+
 /* The main thread never waits in a call that may be interrupted. */
 static void in_a_thread_alone(pthread_attr_t *attributes)
 {
@@ -259,6 +275,15 @@ int main(int argc, char **argv)
 	} else if (!strcmp(state, "deep")) {
 		wait_deep_down();
 		return 0;
+	} else if (!strcmp(state, "receives")) {
+		struct pollfd input = { .fd = 0, .events = POLLIN };
+		pthread_t thread;
+		if (pthread_create(&thread, NULL, receive_for_an_hour, NULL))
+			_exit(1);
+		sleep(1);
+		ready();
+		while (poll(&input, 1, 20) == 0)
+			;
 	} else if (!strcmp(state, "sleeps")) {
 		ready();
 		for (;;) {
