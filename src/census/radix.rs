@@ -82,10 +82,29 @@ impl Shape {
         Some(leaf.wrapping_add(self.leaf_offset).wrapping_add(8 * self.entry_words * slot))
     }
 
-    /// Whether an address has an entry, and `owns` accepts it.
-    fn is_owned(&self, memory: &dyn Memory, child: u64, addr: u64, owns: impl Fn(Entry, u64) -> bool) -> bool {
-        let bytes = self.entry_of(memory, child, addr).and_then(|at| memory.bytes(at, self.entry_bytes()));
-        bytes.map(|bytes| Entry::of(&bytes)).is_some_and(|entry| entry.first != 0 && owns(entry, addr))
+    /// How many of these addresses, of one root word's stretch, have an entry under its node or leaf that `owns` accepts.
+    fn owned(&self, memory: &dyn Memory, child: u64, addrs: &[u64], owns: impl Fn(Entry, u64) -> bool) -> usize {
+        let located: Vec<(u64, u64)> = addrs.iter().filter_map(|&addr| Some((addr, self.entry_of(memory, child, addr)?))).collect();
+        let accepts = |addr, bytes: &[u8]| Some(Entry::of(bytes)).is_some_and(|entry| entry.first != 0 && owns(entry, addr));
+        if self.node_bits != 0 {
+            let entry = |at| memory.bytes(at, self.entry_bytes());
+            return located.into_iter().filter(|&(addr, at)| entry(at).is_some_and(|bytes| accepts(addr, &bytes))).count();
+        }
+        // Those of one leaf are read together: a program may have thousands of words that look like leading to one.
+        let (Some(first), Some(last)) = (located.iter().map(|one| one.1).min(), located.iter().map(|one| one.1).max()) else { return 0 };
+        let Ok(runs) = memory.page_runs(first..last.saturating_add(8 * self.entry_words)) else { return 0 };
+        let present: Vec<(u64, u64)> = located.into_iter().filter(|&(_, at)| runs.state_at(at).present).collect();
+        let mut buffer = vec![0; present.len() * self.entry_bytes()];
+        let (mut rest, mut owned) = (present.as_slice(), 0);
+        while !rest.is_empty() {
+            let pieces: Vec<Piece> = rest.iter().map(|&(_, addr)| Piece { addr, bytes: self.entry_bytes() }).collect();
+            let read = memory.read_pieces(&pieces, &mut buffer) / self.entry_bytes();
+            let entries = buffer.chunks_exact(self.entry_bytes()).take(read);
+            owned += rest.iter().zip(entries).filter(|&(&(addr, _), bytes)| accepts(addr, bytes)).count();
+            // The first one that cannot be read any more is left out.
+            rest = rest.get(read + 1..).unwrap_or_default();
+        }
+        owned
     }
 
     fn entry_bytes(&self) -> usize {
@@ -124,7 +143,7 @@ pub struct Roots {
 }
 
 /// Records that a remembered root must lead to before it is accepted.
-const VERIFIED_MIN: u32 = 2;
+const VERIFIED_MIN: usize = 2;
 
 /// Searches for the root. `owns` says whether a leaf's entry is of a record that covers the page of an address.
 #[must_use]
@@ -191,7 +210,7 @@ fn votes(
     let mut reads = 0u64;
     for (index, child) in pointers.take(CANDIDATES_MAX) {
         for (root, addrs) in roots_at(index) {
-            let owned = addrs.iter().filter(|&&addr| shape.is_owned(memory, child, addr, &owns)).count();
+            let owned = shape.owned(memory, child, addrs, &owns);
             reads += addrs.len() as u64;
             *votes.entry(root).or_default() += u32::try_from(owned).unwrap_or(u32::MAX);
         }
@@ -204,14 +223,12 @@ fn votes(
 
 /// Whether a remembered root is valid in this process: enough of the samples lie in extents that it leads to.
 fn is_root(memory: &dyn Memory, root: u64, samples: &[(u64, Vec<u64>)], shape: Shape, owns: impl Fn(Entry, u64) -> bool) -> bool {
-    let mut found = 0;
+    let mut found = 0usize;
     for (stretch, addrs) in samples.iter().filter(|&&(stretch, _)| stretch < shape.root_words) {
         let Some(child) = memory.word(root.wrapping_add(8 * stretch)).filter(|&child| is_node(child, shape)) else { continue };
-        for &addr in addrs {
-            found += u32::from(shape.is_owned(memory, child, addr, &owns));
-            if found >= VERIFIED_MIN {
-                return true;
-            }
+        found += shape.owned(memory, child, addrs, &owns);
+        if found >= VERIFIED_MIN {
+            return true;
         }
     }
     false
@@ -245,6 +262,8 @@ fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape, pages
     // The larger part of a stretch has the better samples: a few of each mapping.
     let mut list: Vec<(u64, Vec<u64>)> = by_stretch.into_iter().collect();
     for (_, addrs) in &mut list {
+        // An allocator's page may be larger than the kernel's: one entry.
+        addrs.dedup_by_key(|addr| *addr >> shape.page_bits);
         let step = addrs.len().div_ceil(4 * pages_a_leaf).max(1);
         *addrs = addrs.iter().copied().step_by(step).collect();
     }
