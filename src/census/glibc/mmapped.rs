@@ -64,12 +64,11 @@ pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], spans: &[Range<u64>], wa
     }
     let mut probes = 0;
     let mut best = MmappedChunks::default();
-    // First the starts of mappings, from chunk to chunk; then, if some are missing, every page that is present.
-    for is_thorough in [false, true] {
+    for places in [Places::FirstPages, Places::PageStarts, Places::Everywhere] {
         let mut chunks = Vec::new();
         for range in ranges {
             let span = range_of(spans, range.start).unwrap_or(range);
-            search(memory, range, span, is_thorough, &mut probes, &mut chunks);
+            search(memory, range, span, places, &mut probes, &mut chunks);
         }
         let is_complete = chunks.len() == wanted as usize;
         if is_complete || chunks.len().abs_diff(wanted as usize) < best.chunks.len().abs_diff(wanted as usize) {
@@ -82,7 +81,18 @@ pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], spans: &[Range<u64>], wa
     best
 }
 
-fn search(memory: &dyn Memory, range: &Range<u64>, span: &Range<u64>, is_thorough: bool, probes: &mut u64, chunks: &mut Vec<Mmapped>) {
+/// Where headers are looked for, until their number is right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Places {
+    /// In the first pages of each mapping, and from chunk to chunk.
+    FirstPages,
+    /// At the start of every page that is present: chunks behind other memory with which the kernel has merged them.
+    PageStarts,
+    /// In every page that is present. Data may look like the header of an aligned chunk, and hide those behind it.
+    Everywhere,
+}
+
+fn search(memory: &dyn Memory, range: &Range<u64>, span: &Range<u64>, places: Places, probes: &mut u64, chunks: &mut Vec<Mmapped>) {
     // The last chunk may reach into this mapping, or beyond it.
     let mut at = chunks.last().map_or(range.start, |last| range.start.max(last.end()));
     if at >= range.end {
@@ -96,7 +106,9 @@ fn search(memory: &dyn Memory, range: &Range<u64>, span: &Range<u64>, is_thoroug
         at = present;
         *probes += 1;
         let piece = Piece { addr: at, bytes: page.len() };
-        let found = if memory.read_pieces(&[piece], &mut page) == page.len() { chunk_in_page(&page, at, span) } else { None };
+        let is_read = memory.read_pieces(&[piece], &mut page) == page.len();
+        let searched = if places == Places::PageStarts { &page[..16] } else { &page[..] };
+        let found = if is_read { chunk_in_page(searched, at, span) } else { None };
         match found {
             Some(found) if chunks.last().is_none_or(|last| last.end() <= found.start) => {
                 let chunk = if found.offset_bytes == 0 { aligned_within(memory, found) } else { found };
@@ -106,7 +118,7 @@ fn search(memory: &dyn Memory, range: &Range<u64>, span: &Range<u64>, is_thoroug
             }
             _ => {
                 empty_pages += 1;
-                if !is_thorough && empty_pages > EMPTY_PAGES_MAX {
+                if places == Places::FirstPages && empty_pages > EMPTY_PAGES_MAX {
                     return;
                 }
                 at += PAGE_BYTES;
@@ -197,6 +209,24 @@ mod tests {
         let spans = super::super::super::objects::unbacked_ranges(&maps);
         let found = find(&memory, &ranges, &spans, 3);
         assert_eq!(found.chunks.iter().map(|one| (one.start, one.bytes)).collect::<Vec<_>>(), chunks);
+        assert!(found.is_complete);
+    }
+
+    /// CPython's arenas lie between such chunks, in one mapping with them.
+    #[test]
+    fn a_chunk_is_found_behind_data_that_looks_like_an_aligned_one() {
+        let maps = crate::process::Maps::parse(b"7f0000000000-7f0000100000 rw-p 00000000 00:00 0\n");
+        let mut memory = crate::census::Fixture::with_maps(maps.clone());
+        for page in 0..0x80 {
+            memory.write_word(0x7f00_0000_0000 + page * PAGE_BYTES + 0x200, 1);
+        }
+        // In the tenth page: offset and size of a chunk that would reach over the next one.
+        memory.write_word(0x7f00_0000_a010, 0x10);
+        memory.write_word(0x7f00_0000_a018, 0x6fff0 | 2);
+        memory.write_word(0x7f00_0004_0008, 0x21000 | 2);
+        let ranges = super::super::super::objects::anonymous_ranges(&maps);
+        let found = find(&memory, &ranges, &ranges, 1);
+        assert_eq!(found.chunks, [Mmapped { start: 0x7f00_0004_0000, bytes: 0x21000, offset_bytes: 0 }]);
         assert!(found.is_complete);
     }
 
