@@ -48,7 +48,8 @@ pub(super) fn decide(census: &Census, evidence: &Evidence) -> Vec<Finding> {
         None if grows && !is_trouble => {}
         None => findings.push(heap),
         Some(outside) if is_trouble && matters => findings.extend([heap, outside]),
-        Some(outside) if census.heaps.is_empty() => findings.push(outside),
+        // That the heap is healthy is not said of one that grows.
+        Some(outside) if census.heaps.is_empty() || grows && !is_trouble => findings.push(outside),
         Some(outside) => findings.extend([outside, heap]),
     }
     findings
@@ -262,8 +263,8 @@ fn healthy(evidence: &Evidence, live: u64, free: u64, lasting: u64, passes: bool
         Some(change) => {
             let over = HumanDuration(change.span_s);
             match change.live_shape {
-                Shape::Unknown => {}
-                Shape::Steady | Shape::Growing => text.push_str(&format!("; live bytes did not grow in {over}")),
+                Shape::Unknown | Shape::Growing => {}
+                Shape::Steady => text.push_str(&format!("; live bytes did not grow in {over}")),
                 Shape::ComesAndGoes => text.push_str(&format!(
                     "; live bytes swing by {} in {over}, and their low-water mark does not rise",
                     HumanBytes(change.live_swing_bytes)
