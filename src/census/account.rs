@@ -251,8 +251,8 @@ pub struct Setting {
 pub struct ArenaAccount {
     /// Address of its structure.
     pub address: u64,
-    /// Threads attached to it, if the allocator counts them.
-    pub attached_threads: u64,
+    /// Threads attached to it. `None` = not read.
+    pub attached_threads: Option<u64>,
     /// Pieces of address space it holds.
     pub pieces: u64,
     /// Its address space.

@@ -303,6 +303,8 @@ fn write_arenas(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
         "\n    {:<18} {:>7} {:>7} {:>10} {:>10} {:>10} {:>10} {:>10}",
         "arena", "threads", "pieces", "extent", "resident", "live", "free", "top"
     )?;
+    // Chunks are attributed to arenas by a full walk alone.
+    let walked = |bytes: u64| if heap.ladder.live_bytes.is_some() { HumanBytes(bytes).to_string() } else { "?".to_owned() };
     let mut arenas: Vec<_> = heap.arenas.iter().collect();
     arenas.sort_by_key(|arena| std::cmp::Reverse(arena.extent_bytes));
     for arena in arenas.iter().take(ROWS_MAX) {
@@ -310,13 +312,13 @@ fn write_arenas(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
             out,
             "    {:<18} {:>7} {:>7} {:>10} {:>10} {:>10} {:>10} {:>10}",
             format!("{:#x}", arena.address),
-            arena.attached_threads,
+            arena.attached_threads.map_or_else(|| "?".to_owned(), |threads| threads.to_string()),
             arena.pieces,
-            HumanBytes(arena.extent_bytes),
-            HumanBytes(arena.resident_bytes),
-            HumanBytes(arena.live_bytes),
-            HumanBytes(arena.free_bytes + arena.cached_bytes),
-            HumanBytes(arena.top_bytes)
+            HumanBytes(arena.extent_bytes).to_string(),
+            HumanBytes(arena.resident_bytes).to_string(),
+            walked(arena.live_bytes),
+            walked(arena.free_bytes + arena.cached_bytes),
+            walked(arena.top_bytes)
         )?;
     }
     match arenas.len().checked_sub(ROWS_MAX) {

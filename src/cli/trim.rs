@@ -221,7 +221,7 @@ fn write_plan(out: &mut dyn Write, report: &TrimReport, plan: &Plan) -> io::Resu
                 out,
                 "  {:<18} {:>7} {:>12} {:>9} {:>10}",
                 format!("{:#x}", arena.address),
-                arena.attached_threads,
+                arena.attached_threads.map_or_else(|| "?".to_owned(), |threads| threads.to_string()),
                 HumanBytes(arena.predicted_bytes).to_string(),
                 arena.ranges,
                 ShortDuration(arena.predicted_stall_s).to_string()

@@ -105,8 +105,8 @@ impl Rate {
 pub struct ArenaStall {
     /// Address of its structure, or its number.
     pub address: u64,
-    /// Threads attached to it.
-    pub attached_threads: u64,
+    /// Threads attached to it. `None` = not read.
+    pub attached_threads: Option<u64>,
     /// Resident bytes that are released of it.
     pub predicted_bytes: u64,
     /// Ranges that they lie in.

@@ -249,7 +249,7 @@ fn settings(par: &MallocPar) -> Vec<Setting> {
 fn arena_accounts(arenas: &[Arena], regions: &Regions, pages: &mut PageCache<'_>, account: &mut HeapAccount) -> Vec<ArenaAccount> {
     let mut accounts: Vec<ArenaAccount> = arenas
         .iter()
-        .map(|arena| ArenaAccount { address: arena.addr, attached_threads: arena.attached_threads, ..ArenaAccount::default() })
+        .map(|arena| ArenaAccount { address: arena.addr, attached_threads: Some(arena.attached_threads), ..ArenaAccount::default() })
         .collect();
     for (index, range) in &regions.extents {
         let residency = pages.residency(range.clone());
