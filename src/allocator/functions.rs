@@ -2,7 +2,7 @@
 //!
 //! Shapes are those of the C standard, POSIX, the Itanium C++ ABI's mangled operators, and the allocators' headers (jemalloc 5.3
 //! `jemalloc.h`, gperftools 2.10 to 2.18 `tcmalloc.h`, mimalloc 2.1 and 3.6 `mimalloc.h`, Google's tcmalloc of 2025-08 `tcmalloc.h` and
-//! `new_extension.h`, CPython's Objects/obmalloc.c, 3.8 to 3.14). Arguments are counted from 0 and all are integers or pointers, so argument
+//! `new_extension.h`, snmalloc 0.7 `override/rust.cc`, CPython's Objects/obmalloc.c, 3.8 to 3.14). Arguments are counted from 0 and all are integers or pointers, so argument
 //! n is in the nth register of the System V calling convention. Functions that return a block with its size return the block in the first
 //! register.
 //!
@@ -80,6 +80,8 @@ pub enum Family {
     GoogleTcmalloc,
     /// mimalloc's own.
     Mimalloc,
+    /// snmalloc's for Rust programs. C and C++ programs have it under the C library's names.
+    Snmalloc,
     /// Those that CPython calls for its objects ([`super::cpython`]). No file defines them for others, but for fragprof's own library, which
     /// puts functions in front of them.
     Cpython,
@@ -110,7 +112,7 @@ impl Function {
     /// Whether the block is to be zeros.
     #[must_use]
     pub fn zeroes(&self) -> bool {
-        self.shape.op == Op::Alloc && ["calloc", "zalloc", "Calloc"].iter().any(|part| self.symbol.contains(part))
+        self.shape.op == Op::Alloc && ["calloc", "zalloc", "Calloc", "alloc_zeroed"].iter().any(|part| self.symbol.contains(part))
     }
 
     /// log2 of the alignment that it always has; 0 = the allocator's own.
@@ -439,6 +441,12 @@ table! {
         "mi_theap_alloc_new" => alloc(1);
         "mi_theap_alloc_new_n" => alloc_n(1, 2);
         "mi_theap_alloc_new_nothrow" => alloc(1);
+    }
+    Snmalloc {
+        "sn_rust_alloc" => alloc_aligned(0, 1);
+        "sn_rust_alloc_zeroed" => alloc_aligned(0, 1);
+        "sn_rust_realloc" => realloc(0, 3);
+        "sn_rust_dealloc" => free(0);
     }
     Cpython {
         // The first argument is the allocator's context.

@@ -283,6 +283,7 @@ fn attribute(name: &str, markers: &Markers, owner: Option<Allocator>) -> Option<
             // Other C libraries' strdup calls malloc.
             Family::Mimalloc if !name.starts_with("mi_") => owner.filter(|&owner| owner == Allocator::Mimalloc)?,
             Family::Mimalloc => Allocator::Mimalloc,
+            Family::Snmalloc => Allocator::Snmalloc,
             Family::Cpython => Allocator::Pymalloc,
         };
         return Some((function, allocator));

@@ -14,6 +14,13 @@ pub use registry::{
     ArenaLimit, CacheSettings, Choice, ChunkRule, FreedRule, Hold, Release, ReleaseArgument, ReleaseCall, Remedy, Row, SettingForm,
 };
 
+/// Whether a path is that of one of fragprof's libraries that sample or record: they stand in front of an allocator, and are none.
+#[must_use]
+pub fn is_own_library(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    name.starts_with(b"libfragprof_") && name != cpython::IN_FRONT.as_bytes()
+}
+
 /// An allocator by its implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -30,6 +37,8 @@ pub enum Allocator {
     GoogleTcmalloc,
     /// mimalloc.
     Mimalloc,
+    /// snmalloc.
+    Snmalloc,
     /// CPython's, for objects of up to 512 bytes: beside that of malloc.
     Pymalloc,
     /// Some other definition of `malloc` and `free`: an allocator not known here, or a wrapper around another.
@@ -48,6 +57,7 @@ impl Allocator {
             Self::Tcmalloc => &registry::TCMALLOC,
             Self::GoogleTcmalloc => &registry::GOOGLE_TCMALLOC,
             Self::Mimalloc => &registry::MIMALLOC,
+            Self::Snmalloc => &registry::SNMALLOC,
             Self::Pymalloc => &registry::PYMALLOC,
             Self::Other => &registry::OTHER,
         }

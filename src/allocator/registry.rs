@@ -457,6 +457,29 @@ pub static MIMALLOC: Row = Row {
     }),
 };
 
+pub static SNMALLOC: Row = Row {
+    allocator: Allocator::Snmalloc,
+    name: "snmalloc",
+    runtime: None,
+    libraries: &["libsnmalloc"],
+    // Most of its state is in queues of messages between threads and in templates' instances, whose layout no symbol tells.
+    sought: None,
+    is_sampled: false,
+    gives_way: false,
+    footprint: Footprint::Requested,
+    chunks: ChunkRule::Extents,
+    freed: None,
+    trim: None,
+    trim_in_short: AS_DOCUMENTED,
+    unpin: None,
+    release: Release::NoCall("snmalloc has no call that returns free chunks"),
+    function_names: &["snmalloc", "sn_rust_"],
+    decays: false,
+    fewer_arenas: None,
+    caches: None,
+    choice: None,
+};
+
 pub static PYMALLOC: Row = Row {
     allocator: Allocator::Pymalloc,
     name: "pymalloc",
@@ -507,7 +530,7 @@ pub static OTHER: Row = Row {
 };
 
 /// All rows, in the order in which they are listed.
-pub static ALL: [&Row; 8] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &GOOGLE_TCMALLOC, &MIMALLOC, &PYMALLOC, &OTHER];
+pub static ALL: [&Row; 9] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &GOOGLE_TCMALLOC, &MIMALLOC, &SNMALLOC, &PYMALLOC, &OTHER];
 
 #[cfg(test)]
 mod tests {

@@ -9,14 +9,13 @@ use crate::process::Maps;
 use crate::process::maps::Permissions;
 
 /// Libraries of allocators without a registry row or reader: the prefix of the file's name, and the allocator.
-const UNSUPPORTED: [(&str, &str); 11] = [
+const UNSUPPORTED: [(&str, &str); 10] = [
     ("libasan", "AddressSanitizer's allocator"),
     ("libtsan", "ThreadSanitizer's allocator"),
     ("liblsan", "LeakSanitizer's allocator"),
     ("libclang_rt.asan", "AddressSanitizer's allocator"),
     ("libhardened_malloc", "hardened_malloc"),
     ("libscudo", "Scudo"),
-    ("libsnmalloc", "snmalloc"),
     ("librpmalloc", "rpmalloc"),
     ("libhoard", "Hoard"),
     ("libtbbmalloc", "TBB's scalable allocator"),

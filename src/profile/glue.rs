@@ -68,6 +68,8 @@ const ALLOCATOR_PREFIXES: &[&str] = &[
     "je_",
     "_rjem_",
     "_mi_",
+    "sn_rust_",
+    "snmalloc::",
     "tc_malloc",
     "tc_new",
     "tc_calloc",

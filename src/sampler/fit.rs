@@ -31,8 +31,8 @@ const INTERPRETER_BYTES_MAX: u64 = 4096;
 /// Maximum number of objects that a program loads. Large desktop programs have about 300.
 const OBJECTS_MAX: usize = 4096;
 /// Entry points of allocators that are linked into a program under names of their own, which cannot be interposed.
-pub(super) const PREFIXED: [&[u8]; 6] =
-    [b"_rjem_malloc", b"je_malloc", b"_rjem_je_malloc_default", b"mi_malloc", b"tc_malloc", b"rpmalloc"];
+pub(super) const PREFIXED: [&[u8]; 7] =
+    [b"_rjem_malloc", b"je_malloc", b"_rjem_je_malloc_default", b"mi_malloc", b"tc_malloc", b"rpmalloc", b"sn_rust_alloc"];
 /// The sanitizers' start functions, in a program that has a sanitizer linked in.
 pub(super) const SANITIZERS: [&[u8]; 5] = [b"__asan_init", b"__tsan_init", b"__msan_init", b"__hwasan_init", b"__lsan_init"];
 /// Prefixes of the names of their libraries.

@@ -89,15 +89,15 @@ fn rust() -> PathBuf {
     out
 }
 
-/// The same on the jemalloc that Rust programs link into themselves, whose functions have a prefix.
-fn rust_on_jemalloc() -> PathBuf {
-    let (home, target) = (here("rust_on_jemalloc"), output_dir().join("rust_on_jemalloc"));
+/// The same on an allocator that Rust programs link into themselves, whose functions have names of their own.
+fn rust_on(name: &str) -> PathBuf {
+    let (home, target) = (here(name), output_dir().join(name));
     let mut cargo = Command::new("cargo");
     cargo.current_dir(&home).args(["build", "--release", "--locked", "--target-dir"]).arg(&target);
-    // Configures and builds jemalloc, which takes longer than the limit of one minute for programs.
+    // Builds the allocator, which takes longer than the limit of one minute for programs.
     let done = cargo.output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    target.join("release/rust_on_jemalloc")
+    target.join("release").join(name)
 }
 
 /// All of them.
@@ -121,7 +121,9 @@ pub fn all() -> Vec<Language> {
         once("C++ on tcmalloc 2.10", on("libtcmalloc_minimal.so.4")),
         once("C++ on mimalloc 2.0", on("libmimalloc.so.2")),
         in_rounds("Rust, system allocator", &rust()),
-        in_rounds("Rust, jemalloc linked into it", &rust_on_jemalloc()),
+        in_rounds("Rust, jemalloc linked into it", &rust_on("rust_on_jemalloc")),
+        in_rounds("Rust, mimalloc 3 linked into it", &rust_on("rust_on_mimalloc")),
+        in_rounds("Rust, snmalloc linked into it", &rust_on("rust_on_snmalloc")),
         once("Go with cgo, C called from goroutines", Command::new(go(&script("with_cgo.go")))),
         host("Go with cgo, a C library", || Command::new(&hosting)),
         host("Python, a C library", || {

@@ -87,6 +87,10 @@ fn counted(pid: u32) -> Result<(u64, u64), String> {
         return Err(done.err.lines().next().unwrap_or_default().to_owned());
     }
     let page: Value = serde_json::from_str(&done.out).unwrap();
+    let mut reasons = page["layout_unknown"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    if let Some(reason) = reasons.find(|reason| reason.contains("its heap is not supported")) {
+        return Err(reason.split(':').next().unwrap_or(reason).to_owned());
+    }
     let heaps = page["heaps"].as_array().cloned().unwrap_or_default();
     let sum = |key: &str| heaps.iter().filter_map(|heap| heap[key].as_u64()).sum::<u64>();
     let unread: Vec<String> =

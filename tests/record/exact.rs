@@ -66,6 +66,7 @@ exact_everywhere!(
 );
 exact_everywhere!(every_form_of_operator_new_and_delete_is_counted, Program::new("new_delete"));
 exact!(the_allocx_functions_of_jemalloc_are_counted, Program::new("jemalloc_api"), [ATTACHED_TO_GLIBC, LAUNCHED_WITH_GLIBC]);
+exact!(the_functions_of_snmalloc_for_rust_are_counted, Program::new("snmalloc_api"), [ATTACHED_TO_GLIBC, LAUNCHED_WITH_GLIBC]);
 exact!(the_mi_functions_of_mimalloc_are_counted, Program::new("mimalloc_api"), [ATTACHED_TO_GLIBC, LAUNCHED_WITH_GLIBC]);
 exact_attached!(a_failure_return_is_no_allocation, Program::new("failures"));
 exact_everywhere!(
