@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use crate::allocator::in_file::{FileAllocator, identify};
-use crate::allocator::{Allocator, cpython};
+use crate::allocator::{Allocator, cpython, is_own_library};
 use crate::process::elf::ElfError;
 use crate::process::file::{FileError, FileIdentity, MappedFile};
 use crate::process::handle::{Process, ProcessError, read_bounded};
@@ -123,6 +123,9 @@ impl Detector {
         let mut has_cpython = false;
         let mut main = MainProgram::default();
         for mapping in distinct_files(&maps, &mut detection.notes) {
+            if is_own_library(mapping.file_name().as_bytes()) {
+                continue;
+            }
             let file = match MappedFile::open(process, mapping) {
                 Ok(file) => file,
                 // Data files are also mapped executable (JIT caches, Java archives).

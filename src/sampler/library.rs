@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::allocator::cpython::IN_FRONT;
+pub use crate::allocator::is_own_library as is_own;
 use crate::replace::replace;
 
 /// Which build of the library.
@@ -242,12 +243,6 @@ fn joined(library: &Path, already: Option<&OsStr>, stays: impl Fn(&[u8]) -> bool
 
 fn file_name(path: &[u8]) -> &[u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or_default()
-}
-
-/// Whether a path is that of a library that samples or records.
-#[must_use]
-pub fn is_own(path: &[u8]) -> bool {
-    file_name(path).starts_with(b"libfragprof_") && file_name(path) != IN_FRONT.as_bytes()
 }
 
 /// Whether a file has exactly these bytes.

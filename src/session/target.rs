@@ -197,7 +197,7 @@ impl Target {
         let (heard, deaf): (Vec<Emitter>, Vec<Emitter>) = found.emitters.into_iter().partition(|emitter| starting || emitter.hears());
         if !starting {
             for emitter in &deaf {
-                self.note(format!("{} sees no allocations, because another malloc precedes it", emitter.describe()));
+                self.note(format!("{} sees no allocations: it is detached, or another malloc precedes it", emitter.describe()));
             }
         }
         match (self.source, heard.is_empty()) {

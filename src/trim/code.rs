@@ -5,7 +5,6 @@ use crate::allocator::{Allocator, Release, ReleaseCall};
 use crate::inject::{self, Forbidden, Refusal, locks};
 use crate::process::Process;
 use crate::process::maps::Maps;
-use crate::sampler::library;
 use crate::trim::TrimRefusal;
 
 /// A call that can be made in a process.
@@ -31,10 +30,7 @@ pub fn callable(process: &Process, maps: &Maps, detection: &Detection, allocator
         Release::Calls(calls) => calls,
         Release::NoCall(reason) => return Err(TrimRefusal::NoCall { allocator: row.name, reason }),
     };
-    // fragprof's own libraries pass each call on, and hold no lock.
-    let is_unknown =
-        |module: &&AllocatorModule| module.found.allocator == Allocator::Other && !library::is_own(module.file_name().as_bytes());
-    let front = detection.modules.iter().find(|module| module.serves_malloc && is_unknown(module));
+    let front = detection.modules.iter().find(|module| module.serves_malloc && module.found.allocator == Allocator::Other);
     if let Some(front) = front {
         return Err(TrimRefusal::AllocatorInFront { library: front.file_name(), allocator: row.name });
     }

@@ -385,12 +385,11 @@ impl InProcess {
         }
     }
 
-    /// Finds which allocators a process has, for the report and the trace. The recorder, which stands in front of them, is none.
+    /// Finds which allocators a process has, for the report and the trace.
     fn name_allocators(&mut self, slot: u16) {
         let Some(target) = self.targets.get_mut(&slot) else { return };
         match self.planner.plan(&target.process) {
             Ok(mut plan) => {
-                plan.files.retain(|file| !library::is_own(file.display_path.as_os_str().as_encoded_bytes()));
                 let behind = plan.files.iter().position(|file| !file.allocator.row().gives_way).unwrap_or(0);
                 for (number, file) in plan.files.iter_mut().enumerate() {
                     file.serves_malloc = number == behind;
