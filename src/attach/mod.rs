@@ -99,6 +99,8 @@ pub struct AttachReport {
     pub comm: String,
     /// The allocator that serves malloc.
     pub allocator: Option<&'static str>,
+    /// Another one, which the program has linked in: its blocks are not seen by the library.
+    pub unseen: Option<&'static str>,
     /// The library.
     pub library: Option<PathBuf>,
     /// Whether it was loaded before.
@@ -149,6 +151,7 @@ pub struct Plan {
     forbidden: Vec<Forbidden>,
     mapped: Option<Mapped>,
     allocator: Allocator,
+    unseen: Option<Allocator>,
 }
 
 impl Plan {
@@ -156,6 +159,12 @@ impl Plan {
     #[must_use]
     pub fn allocator(&self) -> Allocator {
         self.allocator
+    }
+
+    /// Another allocator, which the program has linked in: it calls that one by no word.
+    #[must_use]
+    pub fn unseen(&self) -> Option<Allocator> {
+        self.unseen
     }
 
     /// What the library in the process has done, if it is there.
@@ -180,7 +189,14 @@ pub fn plan(process: &Process, flavour: Flavour) -> Result<Plan, AttachRefusal> 
     forbidden.extend(locks::of_loader(process, &maps));
     let trampoline = inject::trampoline(process, &maps)?;
     let mapped = Mapped::find(process, &maps, flavour);
-    Ok(Plan { flavour, maps, trampoline, forbidden, mapped, allocator })
+    let unseen = linked_in(process, &detection)?;
+    Ok(Plan { flavour, maps, trampoline, forbidden, mapped, allocator, unseen })
+}
+
+/// What the library does not see of a process with another allocator linked in.
+#[must_use]
+pub fn unseen_text(allocator: &str) -> String {
+    format!("{allocator} is linked into the program: its blocks are not seen from inside, but by fragprof record without --in-process")
 }
 
 /// What a library in a process has done, if it is there.
@@ -222,6 +238,14 @@ fn serving<'a>(process: &Process, maps: &Maps, detection: &'a Detection, flavour
         return Err(AttachRefusal::AllocatorInFront { library: module.file_name() });
     }
     Ok(module)
+}
+
+/// The allocator that the program has linked into it beside the one that serves malloc, as Rust programs have. CPython's is for builds
+/// without the interpreter's lock.
+fn linked_in(process: &Process, detection: &Detection) -> Result<Option<Allocator>, Refusal> {
+    let program = fs::metadata(process.directory().join("exe")).map_err(|_| Refusal::Ended)?;
+    let is_it = |module: &&AllocatorModule| module.mapping.inode == program.ino() && !module.serves_malloc && !module.found.is_cpython;
+    Ok(detection.modules.iter().find(is_it).map(|module| module.found.allocator))
 }
 
 /// The library as the process sees it: by default one that is written to a directory of this user.

@@ -9,6 +9,7 @@ use super::audit;
 use super::census::open;
 use super::help::examples;
 use super::output::{self, say};
+use crate::allocator::Allocator;
 use crate::attach::{self, AttachRefusal, AttachReport, Settings};
 use crate::error::{ExitStatus, Failed};
 use crate::process::Process;
@@ -96,6 +97,7 @@ fn carry_out(process: &Process, args: &AttachSamplerArgs, asks: bool, report: &m
     let flavour = flavour(process, args.detach);
     let plan = attach::plan(process, flavour)?;
     report.allocator = Some(plan.allocator().name());
+    report.unseen = plan.unseen().map(Allocator::name);
     report.state = plan.state(process);
     report.was_loaded = report.state.is_some();
     if args.detach && report.state.is_none_or(|state| state.words == 0) {
@@ -149,6 +151,9 @@ fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
 fn write_plan(out: &mut dyn Write, report: &AttachReport, is_detach: bool) -> io::Result<()> {
     let allocator = report.allocator.unwrap_or("unknown");
     writeln!(out, "{} (pid {}): {allocator} serves malloc", terminal(&report.comm), report.pid)?;
+    if let Some(unseen) = report.unseen.filter(|_| !is_detach) {
+        writeln!(out, "  {}", attach::unseen_text(unseen))?;
+    }
     match (&report.library, report.state) {
         (_, Some(state)) if is_detach => writeln!(out, "  puts back  {} of the process, with one call", words(state.words)),
         (_, Some(state)) => {

@@ -9,6 +9,8 @@ use serde_json::Value;
 use super::{attaching, detaching, done, settled};
 use crate::sampler::programs::Libraries;
 use crate::support::build::{Link, program, tool};
+use crate::support::process::run;
+use crate::support::recording::fragprof;
 use crate::support::rendezvous;
 use crate::trim::{Target, build, made};
 
@@ -40,6 +42,20 @@ fn what_is_unsafe_is_refused_by_name() {
         println!("{state}");
         assert_refused(Target::in_state(state, 16, 0).pid(), &library, name);
     }
+}
+
+/// Rust programs have their allocator so: malloc is the C library's, and called by C code alone.
+#[test]
+fn an_allocator_that_is_linked_in_beside_malloc_is_named() {
+    let libraries = Libraries::new();
+    let target = rendezvous::Target::start(&mut Command::new(program("snmalloc_api", Link::Dynamic)));
+    let report = done(&attaching(target.pid(), &libraries.path(Flavour::Attached), 4096));
+    assert_eq!((&report["allocator"], &report["unseen"]), (&"glibc".into(), &"snmalloc".into()), "{report}");
+    // The library in the process is none of its allocators.
+    let census = run(fragprof().args(["census", "--json", &target.pid().to_string()]));
+    assert!(census.out.contains("snmalloc is linked into snmalloc_api"), "{}", census.out);
+    assert!(!census.out.contains("libfragprof"), "{}", census.out);
+    done(&detaching(target.pid()));
 }
 
 #[test]

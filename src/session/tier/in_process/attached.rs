@@ -58,6 +58,7 @@ impl InProcess {
         let mut recording = Self::reading(options, Memory::adopt(file, bytes, flags)?)?;
         let again = Process::open(process.pid())?;
         recording.attached = Some(Attached { process });
+        recording.notes.extend(plan.unseen().map(|allocator| attach::unseen_text(allocator.name())));
         recording.admit_while(&again, &plan, report)?;
         recording.started = Instant::now();
         recording.started_at = SystemTime::now();
