@@ -61,7 +61,10 @@ pub enum Refusal {
     #[error("shadow stacks are in use: the return from the call would be refused")]
     ShadowStack,
     /// A set-user-ID or set-group-ID program.
-    #[error("it runs with the rights of another user than the one that started it (setuid)")]
+    #[error(
+        "it runs with the rights of another user than the one that started it (setuid), and no call is made in such a process; recordings by \
+         probes and the census need none"
+    )]
     Setuid,
     /// `PR_SET_DUMPABLE` is 0.
     #[error("it asked not to be inspected (PR_SET_DUMPABLE), or changed its user since it started")]
