@@ -86,7 +86,8 @@ pub fn find(memory: &dyn Memory, ranges: &[Range<u64>], spans: &[Range<u64>], wa
 enum Places {
     /// In the first pages of each mapping, and from chunk to chunk.
     FirstPages,
-    /// At the start of every page that is present: chunks behind other memory with which the kernel has merged them.
+    /// At the start of every page that is present, in the form until 2.42 without an offset: chunks behind other memory with which the kernel
+    /// has merged them. The other forms look like small objects of CPython.
     PageStarts,
     /// In every page that is present. Data may look like the header of an aligned chunk, and hide those behind it.
     Everywhere,
@@ -108,7 +109,9 @@ fn search(memory: &dyn Memory, range: &Range<u64>, span: &Range<u64>, places: Pl
         let piece = Piece { addr: at, bytes: page.len() };
         let is_read = memory.read_pieces(&[piece], &mut page) == page.len();
         let searched = if places == Places::PageStarts { &page[..16] } else { &page[..] };
+        let is_plain = |found: &Mmapped| word_at(&page, 0) == 0 && word_at(&page, 8) & !FLAGS == found.bytes;
         let found = if is_read { chunk_in_page(searched, at, span) } else { None };
+        let found = found.filter(|found| places != Places::PageStarts || is_plain(found));
         match found {
             Some(found) if chunks.last().is_none_or(|last| last.end() <= found.start) => {
                 let chunk = if found.offset_bytes == 0 { aligned_within(memory, found) } else { found };
@@ -223,6 +226,9 @@ mod tests {
         // In the tenth page: offset and size of a chunk that would reach over the next one.
         memory.write_word(0x7f00_0000_a010, 0x10);
         memory.write_word(0x7f00_0000_a018, 0x6fff0 | 2);
+        // In the sixteenth: as one of 2.43 with its flag.
+        memory.write_word(0x7f00_0001_0000, 1);
+        memory.write_word(0x7f00_0001_0008, 0x11ff0 | 2);
         memory.write_word(0x7f00_0004_0008, 0x21000 | 2);
         let ranges = super::super::super::objects::anonymous_ranges(&maps);
         let found = find(&memory, &ranges, &ranges, 1);
