@@ -2,9 +2,9 @@
 //!
 //! Shapes are those of the C standard, POSIX, the Itanium C++ ABI's mangled operators, and the allocators' headers (jemalloc 5.3
 //! `jemalloc.h`, gperftools 2.10 to 2.18 `tcmalloc.h`, mimalloc 2.1 and 3.6 `mimalloc.h`, Google's tcmalloc of 2025-08 `tcmalloc.h` and
-//! `new_extension.h`, snmalloc 0.7 `override/rust.cc`, CPython's Objects/obmalloc.c, 3.8 to 3.14). Arguments are counted from 0 and all are integers or pointers, so argument
-//! n is in the nth register of the System V calling convention. Functions that return a block with its size return the block in the first
-//! register.
+//! `new_extension.h`, snmalloc 0.7 `override/rust.cc`, CPython's Objects/obmalloc.c, 3.8 to 3.14). Arguments are counted from 0 and all are
+//! integers or pointers, so argument n is in the nth register of the System V calling convention. Functions that return a block with its size
+//! return the block in the first register.
 //!
 //! Left out on purpose: `mi_realpath`, `mi_dupenv_s` and their relatives, whose result may be no new block, or where no register holds the
 //! size; jemalloc's experimental `smallocx_*` (returns a structure); and `mi_reallocarr` (takes the block through memory).

@@ -460,24 +460,10 @@ pub static MIMALLOC: Row = Row {
 pub static SNMALLOC: Row = Row {
     allocator: Allocator::Snmalloc,
     name: "snmalloc",
-    runtime: None,
     libraries: &["libsnmalloc"],
-    // Most of its state is in queues of messages between threads and in templates' instances, whose layout no symbol tells.
-    sought: None,
-    is_sampled: false,
-    gives_way: false,
-    footprint: Footprint::Requested,
-    chunks: ChunkRule::Extents,
-    freed: None,
-    trim: None,
-    trim_in_short: AS_DOCUMENTED,
-    unpin: None,
-    release: Release::NoCall("snmalloc has no call that returns free chunks"),
     function_names: &["snmalloc", "sn_rust_"],
-    decays: false,
-    fewer_arenas: None,
-    caches: None,
-    choice: None,
+    // Its state is in instances of templates and in queues of messages between threads, whose layout no symbol tells.
+    ..UNKNOWN
 };
 
 pub static PYMALLOC: Row = Row {
@@ -507,7 +493,8 @@ pub static PYMALLOC: Row = Row {
     choice: None,
 };
 
-pub static OTHER: Row = Row {
+/// An allocator of which nothing is known.
+const UNKNOWN: Row = Row {
     allocator: Allocator::Other,
     name: "other",
     runtime: None,
@@ -528,6 +515,8 @@ pub static OTHER: Row = Row {
     caches: None,
     choice: None,
 };
+
+pub static OTHER: Row = UNKNOWN;
 
 /// All rows, in the order in which they are listed.
 pub static ALL: [&Row; 9] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &GOOGLE_TCMALLOC, &MIMALLOC, &SNMALLOC, &PYMALLOC, &OTHER];

@@ -26,8 +26,8 @@ pub use self::recorder::{begin_recording, prepare_recorder};
 pub use self::refusal::AttachRefusal;
 pub use self::state::State;
 use self::state::{Mapped, PassRefused};
-use crate::allocator::Allocator;
 use crate::allocator::detect::{AllocatorModule, Detection, Detector};
+use crate::allocator::{Allocator, is_own_library};
 use crate::inject::audit::By;
 use crate::inject::{self, Argument, Call, Ending, Forbidden, Limits, Made, Refusal, function_vaddr, locks};
 use crate::process::maps::{Mapping, Maps};
@@ -182,14 +182,15 @@ pub fn plan(process: &Process, flavour: Flavour) -> Result<Plan, AttachRefusal> 
     inject::check(process)?;
     let maps = process.maps().map_err(|_| Refusal::Ended)?;
     let detection = Detector::default().detect(process).map_err(|_| Refusal::Ended)?;
-    let module = serving(process, &maps, &detection, flavour)?;
+    let program = fs::metadata(process.directory().join("exe")).map_err(|_| Refusal::Ended)?.ino();
+    let module = serving(process, &maps, &detection, flavour, program)?;
     let allocator = module.found.allocator;
     let mut forbidden = locks::of_allocator(&maps, module, allocator);
     forbidden.extend(locks::of_fork(process, &maps));
     forbidden.extend(locks::of_loader(process, &maps));
     let trampoline = inject::trampoline(process, &maps)?;
     let mapped = Mapped::find(process, &maps, flavour);
-    let unseen = linked_in(process, &detection)?;
+    let unseen = linked_in(&detection, program);
     Ok(Plan { flavour, maps, trampoline, forbidden, mapped, allocator, unseen })
 }
 
@@ -205,15 +206,21 @@ pub fn state(process: &Process, flavour: Flavour) -> Option<State> {
     Mapped::find(process, &process.maps().ok()?, flavour)?.state(process)
 }
 
-/// The file that serves malloc, if its calls can be interposed.
-fn serving<'a>(process: &Process, maps: &Maps, detection: &'a Detection, flavour: Flavour) -> Result<&'a AllocatorModule, AttachRefusal> {
+/// The file that serves malloc, if its calls can be interposed. `program`: the inode of the program's own file.
+fn serving<'a>(
+    process: &Process,
+    maps: &Maps,
+    detection: &'a Detection,
+    flavour: Flavour,
+    program: u64,
+) -> Result<&'a AllocatorModule, AttachRefusal> {
     for mapping in maps.executable_files() {
         let name = mapping.file_name();
         if SANITIZER_LIBRARIES.iter().any(|start| name.starts_with(start)) {
             return Err(AttachRefusal::Sanitizer { library: name });
         }
         let is_of = |one: &Flavour| name.starts_with(one.file_name());
-        if !library::is_own(name.as_bytes()) || is_of(&flavour) {
+        if !is_own_library(name.as_bytes()) || is_of(&flavour) {
             continue;
         }
         match ATTACHED.into_iter().find(is_of) {
@@ -230,8 +237,7 @@ fn serving<'a>(process: &Process, maps: &Maps, detection: &'a Detection, flavour
     if detection.modules.iter().any(|module| module.found.allocator == Allocator::Musl) {
         return Err(AttachRefusal::Musl);
     }
-    let program = fs::metadata(process.directory().join("exe")).map_err(|_| Refusal::Ended)?;
-    if module.mapping.inode == program.ino() {
+    if module.mapping.inode == program {
         return Err(AttachRefusal::OwnMalloc { allocator: module.found.allocator.name() });
     }
     if module.found.allocator == Allocator::Other {
@@ -242,10 +248,9 @@ fn serving<'a>(process: &Process, maps: &Maps, detection: &'a Detection, flavour
 
 /// The allocator that the program has linked into it beside the one that serves malloc, as Rust programs have. CPython's is for builds
 /// without the interpreter's lock.
-fn linked_in(process: &Process, detection: &Detection) -> Result<Option<Allocator>, Refusal> {
-    let program = fs::metadata(process.directory().join("exe")).map_err(|_| Refusal::Ended)?;
-    let is_it = |module: &&AllocatorModule| module.mapping.inode == program.ino() && !module.serves_malloc && !module.found.is_cpython;
-    Ok(detection.modules.iter().find(is_it).map(|module| module.found.allocator))
+fn linked_in(detection: &Detection, program: u64) -> Option<Allocator> {
+    let is_it = |module: &&AllocatorModule| module.mapping.inode == program && !module.serves_malloc && !module.found.is_cpython;
+    detection.modules.iter().find(is_it).map(|module| module.found.allocator)
 }
 
 /// The library as the process sees it: by default one that is written to a directory of this user.

@@ -23,7 +23,7 @@ const SEARCHED_BYTES_MAX: u64 = 4 << 30;
 const STRETCHES_MAX: usize = 64;
 /// Candidate words examined in one object.
 const CANDIDATES_MAX: usize = 1 << 16;
-/// Reads in one object, half a second's worth.
+/// Entries read in one object.
 const READS_MAX: u64 = 1 << 17;
 
 /// Form of the page map.

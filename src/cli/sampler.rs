@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::audit;
 use super::help::examples;
 use super::output::{self, say};
+use crate::allocator::is_own_library;
 use crate::error::{ExitStatus, Failed};
 use crate::process::Process;
 use crate::sampler::library::{self, Flavour};
@@ -243,7 +244,7 @@ fn line(enabled: Enabled, wanted: Option<&UnitName>, is_here: bool) -> Line {
     let main_pid = if is_here && !unit.ends_with("@.service") { main_pid(unit) } else { None };
     let is_sampled = main_pid.and_then(|pid| {
         let maps = Process::open(Pid(pid)).ok()?.maps().ok()?;
-        Some(maps.executable_files().any(|mapping| library::is_own(mapping.file_name().as_bytes())))
+        Some(maps.executable_files().any(|mapping| is_own_library(mapping.file_name().as_bytes())))
     });
     Line { enabled, main_pid, is_sampled }
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::allocator::cpython::IN_FRONT;
-pub use crate::allocator::is_own_library as is_own;
+use crate::allocator::is_own_library;
 use crate::replace::replace;
 
 /// Which build of the library.
@@ -220,7 +220,7 @@ fn place_in(folder: &Path, flavour: Flavour) -> Result<PathBuf, Unfit> {
 /// second sampler.
 #[must_use]
 pub fn preload(library: &Path, already: Option<&OsStr>) -> OsString {
-    joined(library, already, |entry| !is_own(entry))
+    joined(library, already, |entry| !is_own_library(entry))
 }
 
 /// As [`preload`], for the library that goes with any other.

@@ -7,6 +7,7 @@ use std::path::Path;
 use thiserror::Error;
 
 use super::messages::{Container, ContainerAdjustment, KeyValue, Mount, PodSandbox};
+use crate::allocator::is_own_library;
 use crate::sampler::fit::SANITIZER_LIBRARIES;
 use crate::sampler::image::{self, ImageFit, ImageUnfit};
 use crate::sampler::library::{self, Flavour};
@@ -103,7 +104,7 @@ fn variable<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
 pub fn examine(container: &Container, root: &Root) -> Result<ImageFit, Refusal> {
     let preloaded = variable(container, PRELOAD).unwrap_or_default();
     for entry in preloaded.split([':', ' ']) {
-        if library::is_own(entry.as_bytes()) {
+        if is_own_library(entry.as_bytes()) {
             return Err(Refusal::Preloaded);
         }
         let name = entry.rsplit('/').next().unwrap_or(entry);

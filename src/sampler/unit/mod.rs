@@ -22,8 +22,9 @@ use thiserror::Error;
 pub use self::name::{NameError, UnitName};
 use super::fit;
 use super::image::{self, ImageUnfit};
-use super::library::{Flavour, is_own};
+use super::library::Flavour;
 use super::root::{Root, RootError};
+use crate::allocator::is_own_library;
 
 /// Where system units are searched for, the first that has one wins (systemd.unit(5)).
 const SEARCH: [&str; 13] = [
@@ -395,7 +396,7 @@ impl Unit {
         if preloaded.chars().any(char::is_control) {
             return Err(UnitRefusal::Control(self.name.clone()));
         }
-        let mut entries = preloaded.split([':', ' ']).filter(|entry| !is_own(entry.as_bytes()));
+        let mut entries = preloaded.split([':', ' ']).filter(|entry| !is_own_library(entry.as_bytes()));
         if let Some(name) = entries.clone().find(|entry| is_sanitizer(entry)) {
             let unfit = ImageUnfit::Sanitizer { path: self.file.clone(), name: name.to_owned() };
             return Err(UnitRefusal::Program { unit: self.name.clone(), setting: "Environment", unfit });
