@@ -18,7 +18,10 @@ const FIRST_WORDS: usize = 48;
 const AGREE: usize = 8;
 /// `innodb_page_size`.
 const PAGE_SIZES: [u64; 5] = [16 << 10, 4 << 10, 8 << 10, 32 << 10, 64 << 10];
-/// Pieces of a process: 512 GiB of extents.
+/// Alignment of an extent (`innodb_buffer_pool_extent_size`). The kernel merges a pool with a log buffer that was mapped before it, so that a
+/// pool need not begin where a mapping does.
+const EXTENT_BYTES: u64 = 8 << 20;
+/// Pieces of a process, and places that are searched for one: 512 GiB of extents.
 const PIECES_MAX: usize = 1 << 16;
 
 /// Finds the pieces.
@@ -28,14 +31,18 @@ pub fn find(view: &View<'_>) -> Option<RuntimeMemory> {
         return None;
     }
     let mut found = RuntimeMemory::new(Kind::InnoDb);
-    let mut end = 0;
+    let (mut end, mut tries) = (0, 0);
     for mapping in view.mappings() {
         let mut at = mapping.start.max(end);
-        while at < mapping.end && found.ranges.len() < PIECES_MAX {
-            let Some(piece) = piece(view.memory, at).filter(|piece| view.holds(piece)) else { break };
-            end = piece.end;
-            at = piece.end;
-            found.extend(Some((vec![piece], None)));
+        while at < mapping.end && tries < PIECES_MAX {
+            tries += 1;
+            match piece(view.memory, at).filter(|piece| view.holds(piece)) {
+                Some(piece) => {
+                    (at, end) = (piece.end, piece.end);
+                    found.extend(Some((vec![piece], None)));
+                }
+                None => at = (at + 1).next_multiple_of(EXTENT_BYTES),
+            }
         }
     }
     found.finish()
@@ -59,4 +66,37 @@ fn piece(memory: &dyn Memory, start: u64) -> Option<Range<u64>> {
         return Some(start..page.checked_add(count.checked_mul(size)?)?);
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::super::fixture::Fixture;
+    use super::super::super::objects::Objects;
+    use super::*;
+    use crate::process::Maps;
+
+    const MIB: u64 = 1 << 20;
+
+    /// MariaDB 10.11.19: the kernel merges two log buffers of 16 MiB and the pool, at whose end an address space of 8 TiB is reserved.
+    #[test]
+    fn a_pool_is_found_behind_a_buffer_that_the_kernel_merged_with_it() {
+        const START: u64 = 0x7000_0000_0000;
+        let maps = Maps::parse(
+            b"550000000000-550000001000 r-xp 00000000 08:01 5 /usr/sbin/mariadbd\n\
+              700000000000-700003000000 rw-p 00000000 00:00 0\n\
+              700003000000-780000000000 ---p 00000000 00:00 0\n",
+        );
+        let mut fixture = Fixture::with_maps(maps.clone());
+        // Descriptions of 160 bytes, whose third word is the address of a page of 16 KiB.
+        let pool = START + 32 * MIB;
+        let page = pool + (80 << 10);
+        let count = (80 << 10) / 160;
+        for number in 0..count {
+            fixture.write_word(pool + 160 * number + 16, page + (number << 14));
+        }
+        let objects = Objects::of(&fixture, &maps);
+        let found = find(&View::of(&fixture, &maps, &objects, &[])).unwrap();
+        assert_eq!(found.ranges, vec![pool..page + (count << 14)]);
+    }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::memory::{Memory, Piece, word_at};
 use super::super::objects::{Objects, anonymous_ranges, joined, range_of, unbacked_ranges, without};
-use crate::process::{Backing, Maps};
+use crate::process::{Backing, Mapping, Maps};
 
 /// Pieces read with one call.
 const PIECES: usize = 1024;
@@ -83,9 +83,9 @@ impl<'a> View<'a> {
         found
     }
 
-    /// The mappings of anonymous memory in the kernel's order, not joined.
+    /// The mappings of anonymous memory that can be written to, in the kernel's order, not joined.
     pub fn mappings(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        let plain = self.maps.mappings.iter().filter(|one| !one.permissions.shared && matches!(one.backing, Backing::Anonymous));
-        plain.map(|one| one.start.0..one.end.0)
+        let is_plain = |one: &&Mapping| one.permissions.write && !one.permissions.shared && matches!(one.backing, Backing::Anonymous);
+        self.maps.mappings.iter().filter(is_plain).map(|one| one.start.0..one.end.0)
     }
 }
