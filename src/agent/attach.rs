@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::config::AttachConfig;
 use super::worker::{Worker, lock};
+use crate::allocator::Allocator;
 use crate::attach::{self, AttachRefusal, AttachReport, Settings};
 use crate::inject::audit::{By, TARGET};
 use crate::model::attribution::Attributions;
@@ -190,6 +191,9 @@ impl Attacher {
             Ok(()) => {
                 let words = report.state.map_or(0, |state| state.words);
                 tracing::info!("the sampler is attached to {name} (pid {}): {words} words lead to it", process.pid);
+                if let Some(allocator) = report.unseen {
+                    tracing::warn!("{name} (pid {}): {}", process.pid, attach::unseen_text(allocator));
+                }
                 self.board.add_emitter(process);
             }
             Err(refusal) => tracing::info!("the sampler is not attached to {name} (pid {}): {refusal}", process.pid),
@@ -201,6 +205,7 @@ impl Attacher {
 
     fn carry_out(&self, process: &Process, report: &mut AttachReport) -> Result<(), AttachRefusal> {
         let plan = attach::plan(process, Flavour::Attached)?;
+        report.unseen = plan.unseen().map(Allocator::name);
         if plan.state(process).is_some_and(|state| state.words == 0 && state.detached > 0) {
             return Err(AttachRefusal::DetachedByOwner);
         }

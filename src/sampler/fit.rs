@@ -31,10 +31,10 @@ const INTERPRETER_BYTES_MAX: u64 = 4096;
 /// Maximum number of objects that a program loads. Large desktop programs have about 300.
 const OBJECTS_MAX: usize = 4096;
 /// Entry points of allocators that are linked into a program under names of their own, which cannot be interposed.
-pub(super) const PREFIXED: [&[u8]; 7] =
+const PREFIXED: [&[u8]; 7] =
     [b"_rjem_malloc", b"je_malloc", b"_rjem_je_malloc_default", b"mi_malloc", b"tc_malloc", b"rpmalloc", b"sn_rust_alloc"];
 /// The sanitizers' start functions, in a program that has a sanitizer linked in.
-pub(super) const SANITIZERS: [&[u8]; 5] = [b"__asan_init", b"__tsan_init", b"__msan_init", b"__hwasan_init", b"__lsan_init"];
+const SANITIZERS: [&[u8]; 5] = [b"__asan_init", b"__tsan_init", b"__msan_init", b"__hwasan_init", b"__lsan_init"];
 /// Prefixes of the names of their libraries.
 pub const SANITIZER_LIBRARIES: [&str; 10] = [
     "libasan.so",
@@ -48,6 +48,35 @@ pub const SANITIZER_LIBRARIES: [&str; 10] = [
     "libclang_rt.hwasan",
     "libclang_rt.memprof",
 ];
+
+/// What a program has linked in that bears on the sampler.
+#[derive(Debug, Default)]
+pub(super) struct Linked {
+    /// It exports a `malloc` of its own.
+    pub(super) own_malloc: bool,
+    /// The name of a sanitizer's start function.
+    pub(super) sanitizer: Option<String>,
+    /// The name of an entry point of an allocator under a name of its own.
+    pub(super) prefixed: Option<String>,
+}
+
+impl Linked {
+    /// Reads it from the program's symbols.
+    pub(super) fn of(elf: &Elf<File>) -> Self {
+        let mut linked = Self::default();
+        elf.for_each_function(|function| {
+            let name = || Some(String::from_utf8_lossy(function.name).into_owned());
+            linked.own_malloc |= function.exported && function.name == b"malloc";
+            if SANITIZERS.contains(&function.name) {
+                linked.sanitizer = name();
+            }
+            if PREFIXED.contains(&function.name) {
+                linked.prefixed = name();
+            }
+        });
+        linked
+    }
+}
 
 /// How to run a program with the sampler.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -210,16 +239,7 @@ fn check_privileges(path: &Path) -> Result<(), Unfit> {
 
 /// Refuses sanitizers and a malloc of the program's own; returns other allocations that will not be seen.
 fn check_functions(elf: &Elf<File>, path: &Path) -> Result<Vec<String>, Unfit> {
-    let (mut own_malloc, mut sanitizer, mut prefixed) = (false, None, None);
-    elf.for_each_function(|function| {
-        own_malloc |= function.exported && function.name == b"malloc";
-        if SANITIZERS.contains(&function.name) {
-            sanitizer = Some(String::from_utf8_lossy(function.name).into_owned());
-        }
-        if PREFIXED.contains(&function.name) {
-            prefixed = Some(String::from_utf8_lossy(function.name).into_owned());
-        }
-    });
+    let Linked { own_malloc, sanitizer, prefixed } = Linked::of(elf);
     if let Some(name) = sanitizer {
         return Err(Unfit::Sanitizer { path: path.to_owned(), name });
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::fit::{self, PREFIXED, SANITIZER_LIBRARIES, SANITIZERS, SCRIPT_LINE_BYTES_MAX, SCRIPTS_MAX};
+use super::fit::{self, Linked, SANITIZER_LIBRARIES, SCRIPT_LINE_BYTES_MAX, SCRIPTS_MAX};
 use super::library::Flavour;
 use super::root::{Root, RootError};
 use crate::machine::Machine;
@@ -176,17 +176,7 @@ pub fn examine_with(root: &Root, command: &[OsString], search: &str, check: Hidd
     let libc = Libc::of_linker(&linker).ok_or_else(|| refused("neither glibc's nor musl's"))?;
     let (found_linker, _) = root.open(&linker).map_err(|_| refused("missing"))?;
     check(&found_linker.path)?;
-    let (mut own_malloc, mut sanitizer, mut prefixed) = (false, None, None);
-    elf.for_each_function(|function| {
-        own_malloc |= function.exported && function.name == b"malloc";
-        let name = || Some(String::from_utf8_lossy(function.name).into_owned());
-        if SANITIZERS.contains(&function.name) {
-            sanitizer = name();
-        }
-        if PREFIXED.contains(&function.name) {
-            prefixed = name();
-        }
-    });
+    let Linked { own_malloc, sanitizer, prefixed } = Linked::of(&elf);
     let needed = elf.dynamic().needed;
     let library = |names: &[&str]| needed.iter().find(|name| names.iter().any(|start| name.starts_with(start))).cloned();
     if let Some(name) = sanitizer.or_else(|| library(&SANITIZER_LIBRARIES)) {
