@@ -26,8 +26,10 @@
 #include "unwind_repeat.bpf.h"
 #include "unwind_step.bpf.h"
 
-/* Between two requests for a table of the same process. */
+/* Between two requests for a table of the same process; if all that speaks for code there is a guessed frame pointer, which may be any
+ * word, the time is longer. */
 #define FP_ASK_INTERVAL_NS 100000000ULL
+#define FP_ASK_GUESS_INTERVAL_NS 1000000000ULL
 
 /* One frame: finds its mapping and rule, appends it, and steps to its caller. FP_END_MAX: nothing was done, because it is in the code cache
  * of a JVM (the programs' stack would not do for a call from here). */
@@ -159,12 +161,13 @@ static __always_inline void fp_walk_frames(struct fp_walk *walk)
 /* Requests a table if the walk ended for lack of one, at most once in a while. */
 static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 {
+	bool missing = walk->end == FP_END_NO_TABLE || walk->end == FP_END_NO_MAPPING;
 	struct fp_mappings_header *header;
 	__u32 key = walk->mm_id;
 	void *table;
 	__u64 now;
 
-	if (walk->end != FP_END_NO_TABLE && walk->end != FP_END_NO_MAPPING)
+	if (!missing && !walk->unmapped_pc)
 		return;
 	table = bpf_map_lookup_elem(&mapping_tables, &key);
 	if (!table)
@@ -174,10 +177,10 @@ static __always_inline void fp_ask_for_table(struct fp_walk *walk)
 	if (!header)
 		return;
 	now = bpf_ktime_get_ns();
-	if (now - header->asked < FP_ASK_INTERVAL_NS)
+	if (now - header->asked < (missing ? FP_ASK_INTERVAL_NS : FP_ASK_GUESS_INTERVAL_NS))
 		return;
 	header->asked = now;
-	walk->need_pc = walk->pc;
+	walk->need_pc = missing ? walk->pc : walk->unmapped_pc;
 }
 
 #ifdef FP_LEGACY
@@ -226,6 +229,7 @@ __noinline __u32 fp_unwind(struct fp_walk *walk, __u32 mm_id)
 	walk->flags = FP_FRAME_EXACT >> 32;
 	walk->window_base = ~0ULL;
 	walk->need_pc = 0;
+	walk->unmapped_pc = 0;
 	walk->len = 0;
 	walk->before = 0;
 	walk->last_at = 0;

@@ -89,8 +89,12 @@ static __always_inline __u32 fp_step_frame_pointer(struct fp_walk *walk, __u64 f
 	if (!fp_read_word(walk, bp + 8, &caller_pc) || !fp_read_word(walk, bp, &caller_bp))
 		return failed;
 	caller_pc = fp_code_address(caller_pc);
-	if (caller_pc >= FP_USER_END || !fp_find_mapping(walk, caller_pc))
+	if (caller_pc >= FP_USER_END)
 		return failed;
+	if (!fp_find_mapping(walk, caller_pc)) {
+		walk->unmapped_pc = caller_pc;
+		return failed;
+	}
 	walk->now_bp_at = -16;
 	walk->pc = caller_pc;
 	walk->sp = bp + 16;

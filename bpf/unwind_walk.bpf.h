@@ -69,6 +69,7 @@ struct fp_walk {
 	/* Result. The frames are in the half `now` of those below. */
 	__u64 hash;
 	__u64 need_pc;          /* not 0: request the table of this pc from the daemon (rate limited here) */
+	__u64 unmapped_pc;      /* not 0: the walk ended where a frame pointer led, in no known mapping: in code generated since, or nowhere */
 	__u64 defined;          /* for the caller: where it has been sent; 0 after each change of the walk */
 	__u32 len;
 	__u32 end;              /* enum fp_unwind_end */

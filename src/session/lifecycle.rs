@@ -161,6 +161,7 @@ impl Recorder {
             drop(self.reaper.take_out(attached));
         }
         target.watched = lock(&self.shard).watched.remove(&slot);
+        target.read_perf_map();
         self.remove(&target);
         self.ended.push(target);
     }

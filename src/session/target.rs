@@ -434,6 +434,11 @@ impl Target {
             Ok(maps) => session.snapshots().update(&mut self.space, &self.process, &maps),
             Err(error) => tracing::debug!("{error}"),
         }
+        self.read_perf_map();
+    }
+
+    /// Reads what names its generated code; of a process that has ended, from the file that was found before.
+    pub fn read_perf_map(&mut self) {
         read_perf_map(&mut self.space, &self.process);
     }
 

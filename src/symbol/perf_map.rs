@@ -2,7 +2,7 @@
 //! tools/perf/Documentation/jit-interface.txt: `START SIZE name`, numbers in hex, one function per line.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::sync::Arc;
 
 use super::capped;
@@ -35,11 +35,12 @@ impl PerfMap {
     ///
     /// # Errors
     /// If it is not a regular file or cannot be read.
-    pub fn read(file: File) -> io::Result<Self> {
+    pub fn read(mut file: &File) -> io::Result<Self> {
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         let mut bytes = Vec::new();
+        file.rewind()?;
         file.take(PERF_MAP_BYTES_MAX).read_to_end(&mut bytes)?;
         Ok(Self::parse(&bytes))
     }
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_device_instead_of_the_file_is_refused() {
-        assert_eq!(PerfMap::read(File::open("/dev/zero").unwrap()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(PerfMap::read(&File::open("/dev/zero").unwrap()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
     proptest::proptest! {

@@ -56,7 +56,12 @@ impl Snapshots {
             offset: mapping.offset.0,
             backing: self.backing(process, mapping),
         };
-        space.update(executable.map(region).collect());
+        let regions: Vec<Region> = executable.map(region).collect();
+        let generates_code = regions.iter().any(|region| matches!(region.backing, Backing::Anonymous));
+        if generates_code && space.perf_map_file().is_none() {
+            *space.perf_map_file() = perf_map_file(process);
+        }
+        space.update(regions);
     }
 
     fn backing(&mut self, process: &Process, mapping: &process::Mapping) -> Backing {
@@ -110,11 +115,14 @@ impl Snapshots {
     }
 }
 
-/// Reads the perf map that a just-in-time compiler of the process wrote, if there is one, into its space.
-///
-/// The path is resolved within the process's root: its links are under the process's control.
+/// Reads the perf map that a just-in-time compiler of the process wrote, if there is one, into its space; of a process that has ended, the
+/// one that was there at the last [update](Snapshots::update).
 pub fn read_perf_map(space: &mut AddressSpace, process: &Process) {
-    if let Some(map) = perf_map(process) {
+    let present = perf_map_file(process);
+    if present.is_some() {
+        *space.perf_map_file() = present;
+    }
+    if let Some(map) = space.perf_map_file().as_ref().and_then(|file| PerfMap::read(file).ok()) {
         space.set_perf_map(map);
     }
 }
@@ -125,10 +133,7 @@ pub fn has_perf_map(process: &Process) -> bool {
     perf_map_file(process).is_some()
 }
 
-fn perf_map(process: &Process) -> Option<PerfMap> {
-    PerfMap::read(perf_map_file(process)?).ok()
-}
-
+/// The path is resolved within the process's root: its links are under the process's control.
 fn perf_map_file(process: &Process) -> Option<File> {
     let root = File::open(process.directory().join("root")).ok()?;
     let path = format!("tmp/perf-{}.map", process.inner_pid());

@@ -52,6 +52,8 @@ pub struct AddressSpace {
     pid: u32,
     regions: Vec<Region>,
     perf_map: Option<PerfMap>,
+    /// The file it is read from, kept open: it is out of reach once the process has ended.
+    perf_map_file: Option<File>,
     named: Arc<NamedFrames>,
 }
 
@@ -59,7 +61,7 @@ impl AddressSpace {
     /// The space of a process. Regions may be in any order; where two overlap, as after a mapping was replaced between two reads, the later one
     /// in `regions` takes precedence.
     pub fn new(pid: u32, regions: Vec<Region>) -> Self {
-        let mut space = Self { pid, regions: Vec::new(), perf_map: None, named: Arc::default() };
+        let mut space = Self { pid, regions: Vec::new(), perf_map: None, perf_map_file: None, named: Arc::default() };
         space.update(regions);
         space
     }
@@ -96,6 +98,11 @@ impl AddressSpace {
     /// Sets the process's perf map, which names generated code.
     pub fn set_perf_map(&mut self, perf_map: PerfMap) {
         self.perf_map = Some(perf_map);
+    }
+
+    /// Where its perf map is read from.
+    pub(super) fn perf_map_file(&mut self) -> &mut Option<File> {
+        &mut self.perf_map_file
     }
 
     /// Sets where the process's managed frames are named.
