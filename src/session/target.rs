@@ -100,6 +100,8 @@ pub struct Target {
     /// Files with functions that throw: the number of functions, and the file.
     throwing: Vec<(usize, String)>,
     pub notes: Vec<String>,
+    /// What its runtimes manage beside malloc, by the last census: a sentence each.
+    pub managed_beside: Vec<String>,
     /// Children of vfork whose calls in this process's memory were probed.
     pub vfork_children_seen: u64,
     /// Detects its end if the exit record was lost.
@@ -140,6 +142,7 @@ impl Target {
             return_probes,
             throwing: Vec::new(),
             notes: Vec::new(),
+            managed_beside: Vec::new(),
             vfork_children_seen: 0,
             lost_exit: LostExit::default(),
             loss: TargetLoss::default(),
@@ -444,6 +447,14 @@ impl Target {
 
     /// The heap as it is now, joined with the ledger; `with_owners` also determines what holds the memory that no stack owns.
     pub fn look_at_the_heap(&mut self, after_ms: u64, with_owners: bool) {
+        self.look_at_all_heaps(after_ms, with_owners);
+        let managed = heap::managed_beside(self.process.pid(), self.heaps);
+        if !managed.is_empty() {
+            self.managed_beside = managed;
+        }
+    }
+
+    fn look_at_all_heaps(&mut self, after_ms: u64, with_owners: bool) {
         let Some(watched) = &mut self.watched else { return };
         if let Some(ledger) = &mut watched.sampled {
             match sampled_heap::picture(self.process.pid(), ledger, &self.before, with_owners) {

@@ -123,6 +123,16 @@ impl RuntimeMemory {
         }
     }
 
+    /// How a recording can see what is in it; `None` = not by recording malloc.
+    #[must_use]
+    pub fn recorded_by(&self) -> Option<&'static str> {
+        match self.kind_of {
+            Kind::Pymalloc => Some("record --python-objects does"),
+            Kind::Zend => Some("one of a php started with USE_ZEND_ALLOC=0 does"),
+            _ => None,
+        }
+    }
+
     /// Adds pieces, and what of them is used.
     fn extend(&mut self, found: Option<(Vec<Range<u64>>, Option<u64>)>) {
         let Some((ranges, used)) = found else { return };

@@ -2,11 +2,13 @@
 //! allocator, what the recorded blocks and the mappings show.
 
 use std::cell::RefCell;
+use std::thread::LocalKey;
 
 use crate::allocator::footprint::Footprint;
 use crate::census::live::LiveMemory;
 use crate::census::memory::{Memory, MemoryError};
 use crate::census::resident::{heap_ranges, pages_of};
+use crate::census::runtime::RuntimeMemory;
 use crate::census::{self, LayoutCache, Level, Pace, Taken};
 use crate::fragmentation::survey::Survey;
 use crate::heap::extents::{Coverage, Extents, RegionKind};
@@ -141,6 +143,13 @@ impl Heaps {
     pub fn recorded(with_objects: bool) -> Self {
         if with_objects { Self::WithObjects } else { Self::Malloc }
     }
+
+    fn layouts(self) -> &'static LocalKey<RefCell<LayoutCache>> {
+        match self {
+            Self::Malloc => &OF_MALLOC,
+            Self::WithObjects => &WITH_OBJECTS,
+        }
+    }
 }
 
 thread_local! {
@@ -153,11 +162,7 @@ thread_local! {
 /// Takes a census, without the memory outside these heaps.
 pub fn census_of(memory: &LiveMemory, pid: Pid, comm: &str, level: Level, heaps: Heaps) -> Result<Taken, MemoryError> {
     let options = census::Options { level, pace: Pace::default(), with_not_malloc: false };
-    let layouts = match heaps {
-        Heaps::Malloc => &OF_MALLOC,
-        Heaps::WithObjects => &WITH_OBJECTS,
-    };
-    layouts.with_borrow_mut(|layouts| census::take(memory, pid.0, comm, options, layouts))
+    heaps.layouts().with_borrow_mut(|layouts| census::take(memory, pid.0, comm, options, layouts))
 }
 
 /// A heap's bytes in a census; `None` = no census can determine them.
@@ -221,6 +226,32 @@ fn look(pid: Pid, level: Level, heaps: Heaps) -> Option<Taken> {
     let comm = process.comm().to_owned();
     let memory = LiveMemory::open(process).ok()?;
     census_of(&memory, pid, &comm, level, heaps).ok()
+}
+
+/// Least resident memory of a runtime that is reported.
+const MANAGED_BYTES_MIN: u64 = 1 << 20;
+
+/// The memory that runtimes manage themselves in a process, outside malloc, where a recording of malloc does not see it: a sentence each.
+/// Empty if the process has ended or may not be read.
+pub fn managed_beside(pid: Pid, heaps: Heaps) -> Vec<String> {
+    let taken = || {
+        let process = Process::open(pid).ok()?;
+        let comm = process.comm().to_owned();
+        let memory = LiveMemory::open(process).ok()?;
+        let options = census::Options { level: Level::Sampled, pace: Pace::default(), with_not_malloc: true };
+        heaps.layouts().with_borrow_mut(|layouts| census::take(&memory, pid.0, &comm, options, layouts)).ok()
+    };
+    let Some(taken) = taken() else { return Vec::new() };
+    let found = taken.census.runtimes.memory.iter().filter(|one| one.resident_bytes >= MANAGED_BYTES_MIN);
+    let sentence = |one: &RuntimeMemory| {
+        let recorded_by = one.recorded_by().map_or_else(String::new, |how| format!("; {how}"));
+        format!(
+            "{} resident are {}, outside malloc: this recording does not have them{recorded_by}",
+            HumanBytes(one.resident_bytes),
+            one.kind
+        )
+    };
+    found.map(sentence).collect()
 }
 
 /// The heap totals of a census at level full; a rung that some heaps do not have is that of the others.

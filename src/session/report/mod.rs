@@ -192,7 +192,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, wa
         lifetimes_us: PowerCounts::new(watched.ledger.histograms().lifetimes.counts()),
         ..meta::Process::default()
     });
-    for note in target.notes.iter().chain(heap.map_or(&[][..], |heap| &heap.notes)) {
+    for note in target.notes.iter().chain(heap.map_or(&[][..], |heap| &heap.notes)).chain(&target.managed_beside) {
         profile.meta.notes.push(format!("process {pid}: {note}"));
     }
     profile.meta.doubts.extend(doubts(target.loss(), watched).into_iter().map(|doubt| format!("process {pid}: {doubt}")));

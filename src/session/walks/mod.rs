@@ -103,6 +103,9 @@ impl Walking<'_> {
                 let moment = heap.map(|heap| HeapMoment { after_ms, heap, ..HeapMoment::default() });
                 tracing::debug!("took a census of process {} after {after_ms} ms", target.process.pid());
                 target.moments.walked(walked.began_ns, walked.ended_ns, moment);
+                if !walked.managed_beside.is_empty() {
+                    target.managed_beside.clone_from(&walked.managed_beside);
+                }
                 target.moments.proof = Some(walked);
             }
         }

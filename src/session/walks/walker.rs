@@ -58,6 +58,8 @@ pub struct Walked {
     pub ended_ns: u64,
     /// The census, if it is usable.
     pub taken: Option<Taken>,
+    /// What runtimes manage beside malloc ([`heap::managed_beside`]). Not at a start, when there is nothing yet.
+    pub managed_beside: Vec<String>,
 }
 
 /// The walking thread.
@@ -132,7 +134,12 @@ fn walk(request: Request) -> Walked {
         began_ns = monotonic_ns();
         taken = census_of(request.whose);
     }
-    Walked { whose: request.whose, purpose: request.purpose, began_ns, ended_ns: monotonic_ns(), taken }
+    let ended_ns = monotonic_ns();
+    let managed_beside = match request.purpose {
+        Purpose::Start => Vec::new(),
+        Purpose::During => heap::managed_beside(request.whose.pid, request.whose.heaps),
+    };
+    Walked { whose: request.whose, purpose: request.purpose, began_ns, ended_ns, taken, managed_beside }
 }
 
 /// A usable census of a process at level full.
