@@ -92,6 +92,26 @@ impl fmt::Display for HumanBytes {
     }
 }
 
+/// Standard errors to either side that hold 95 of 100 draws of a normal distribution.
+pub const ERRORS_OF_95_PERCENT: f64 = 1.96;
+
+/// Half the width of a 95 % interval, from the standard error.
+#[must_use]
+pub fn half_width(stderr: u64) -> u64 {
+    (stderr as f64 * ERRORS_OF_95_PERCENT).round() as u64
+}
+
+/// An estimate as people read it, with half the width of its 95 % interval: `38.1 MiB ±2.40 MiB`. Where the interval reaches down to 0,
+/// all that is known is its upper end: `48.0 KiB (at most 1.20 MiB)`. `number` writes a number with its unit.
+#[must_use]
+pub fn estimated(value: u64, stderr: u64, number: impl Fn(u64) -> String) -> String {
+    match half_width(stderr) {
+        0 => number(value),
+        half if half < value => format!("{} ±{}", number(value), number(half)),
+        half => format!("{} (at most {})", number(value), number(value.saturating_add(half))),
+    }
+}
+
 /// A time in seconds, shown to people in seconds, minutes or hours (`0.4 s`, `12 s`, `25 min`, `3.5 h`).
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct HumanDuration(pub f64);

@@ -19,7 +19,7 @@ use crate::heap::ladder::fragmentation_ratio;
 use crate::process::container::{CgroupMemory, Container, Hierarchies, Surroundings};
 use crate::process::{Process, ProcessError};
 use crate::sanitize::terminal;
-use crate::units::{HumanBytes, Pid};
+use crate::units::{HumanBytes, Pid, half_width};
 
 /// Rows shown of a table; the rest is summed in one line.
 const ROWS_MAX: usize = 16;
@@ -252,7 +252,7 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     row(6, "kept", details.kept_bytes, "free pages that a trim leaves".into())?;
     row(2, "live", ladder.live_bytes, heap.live_allocations.map_or(String::new(), |count| format!("{count} allocations")))?;
     if let (Some(estimate), Some(error)) = (heap.live_bytes_est, heap.live_bytes_stderr) {
-        row(2, "live, estimated", Some(estimate), format!("± {}", HumanBytes(error)))?;
+        row(2, "live, estimated", Some(estimate), format!("±{}", HumanBytes(half_width(error))))?;
     }
     row(4, "of it mmapped", Some(heap.mmapped_bytes), format!("{} allocations", heap.mmapped_allocations))?;
     row(2, "cached", details.cached_bytes, String::new())?;

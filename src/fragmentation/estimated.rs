@@ -1,15 +1,12 @@
 //! Findings that a sample of a heap allows before the heap is walked in full. Pure.
 //!
-//! The bounds are the same as for counted bytes, applied at both ends of an interval of two standard errors. If the ends disagree, or the
+//! The bounds are the same as for counted bytes, applied at both ends of the 95 % interval. If the ends disagree, or the
 //! largest cause is not clearly the largest, the result is unknown until a full walk.
 
 use super::decide::{ARENAS_MIN, huge_pages, is_little, where_it_lies};
 use super::verdict::{Confidence, Evidence, Finding, Kind};
 use crate::census::OccupancyEstimate;
-use crate::units::HumanBytes;
-
-/// Standard errors on each side.
-const ERRORS: u64 = 2;
+use crate::units::{HumanBytes, half_width};
 
 /// The finding that the estimate allows on the heap's present state.
 pub(super) fn state_of_heap(evidence: &Evidence, estimate: &OccupancyEstimate) -> Finding {
@@ -17,9 +14,9 @@ pub(super) fn state_of_heap(evidence: &Evidence, estimate: &OccupancyEstimate) -
         return bloat;
     }
     let resident = evidence.ladder.resident_bytes;
-    let (free, error) = (estimate.free_resident_bytes_est, estimate.free_resident_bytes_stderr.saturating_mul(ERRORS));
+    let (free, error) = (estimate.free_resident_bytes_est, half_width(estimate.free_resident_bytes_stderr));
     let about = format!(
-        "of {} resident in {}, {} ± {} is free, estimated from a sample",
+        "of {} resident in {}, {} ±{} is free, estimated from a sample",
         HumanBytes(resident),
         evidence.heap(),
         HumanBytes(free),

@@ -223,7 +223,7 @@ fn survivors(profile: &Profile, process: &Process, action: impl Fn(&str) -> Stri
 fn interval(stack: &Stack, kind: ValueKind) -> String {
     match stack.errors.get(kind) {
         0 => String::new(),
-        error => format!(" ({})", text::plus_minus(kind, error)),
+        error => format!(" ({})", text::interval(kind, stack.values.get(kind), error)),
     }
 }
 

@@ -20,6 +20,8 @@
 //! standard errors is placed at its upper end with the unit U = Σ T² w / Σ T w, the third cumulant over the second. With many samples this
 //! adds little: with a hundred, a tenth. Allocations under a T much larger than all of them show neither in the sum nor in the error.
 
+use crate::units::ERRORS_OF_95_PERCENT as Z95;
+
 /// A sampled block's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sample {
@@ -53,9 +55,6 @@ pub enum Weighing {
     #[default]
     Inverse,
 }
-
-/// Standard errors to either side that hold 95 of 100 draws of a normal distribution.
-const Z95: f64 = 1.96;
 
 /// An estimate with its variance.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

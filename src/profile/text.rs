@@ -12,7 +12,7 @@ use super::page::{Layout, Page, StackText, Tone, bytes, percent, percent_floor};
 use super::rows::{self, Row};
 use super::{glue, hints};
 use crate::sanitize;
-use crate::units::{HumanBytes, counted, grouped};
+use crate::units::{HumanBytes, counted, estimated, grouped, half_width};
 
 /// What the report ranks by: the value, the matching count, and their names.
 #[derive(Debug, Clone, Copy)]
@@ -118,14 +118,6 @@ fn number(kind: ValueKind, value: u64) -> String {
 const FLAGGED_SHOWN_MAX: usize = 10;
 const FLAGGED_FRAMES: usize = 4;
 
-/// How many standard errors a stated interval reaches to either side: 95 % of a normal distribution.
-const INTERVAL_ERRORS: f64 = 1.96;
-
-/// A number with the half-width of its 95 % interval, if it is an estimate.
-fn with_error(text: String, kind: ValueKind, error: u64) -> String {
-    if error == 0 { text } else { format!("{text} {}", plus_minus(kind, error)) }
-}
-
 /// A lower bound.
 fn at_least(kind: ValueKind, value: u64) -> String {
     format!("≥{}", number(kind, value))
@@ -140,9 +132,12 @@ fn allocations(count: u64) -> &'static str {
     if count == 1 { "allocation" } else { "allocations" }
 }
 
-/// The half-width of an estimate's 95 % interval, from its standard error.
-pub(crate) fn plus_minus(kind: ValueKind, error: u64) -> String {
-    format!("±{}", number(kind, (error as f64 * INTERVAL_ERRORS).round() as u64))
+/// The half-width of an estimate's 95 % interval, from its standard error; its upper end where it reaches down to 0.
+pub(crate) fn interval(kind: ValueKind, value: u64, error: u64) -> String {
+    match half_width(error) {
+        half if half < value || half == 0 => format!("±{}", number(kind, half)),
+        half => format!("≤{}", number(kind, value.saturating_add(half))),
+    }
 }
 
 fn ratio(value: Option<f64>) -> String {
@@ -200,7 +195,7 @@ fn header(page: &mut Page, profile: &Profile) {
     let (totals, errors) = (profile.totals(), profile.total_errors());
     let with_error = |kind| match profile.total_is_lower_bound(kind) {
         true => at_least(kind, totals.get(kind)),
-        false => with_error(number(kind, totals.get(kind)), kind, errors.get(kind)),
+        false => estimated(totals.get(kind), errors.get(kind), |value| number(kind, value)),
     };
     let has = |kind| meta.kinds.contains(kind);
     if has(ValueKind::InuseSpace) {
@@ -506,7 +501,7 @@ fn stacks(page: &mut Page, profile: &Profile, view: View, column: Option<&Column
     }
     let count = view.count.filter(|&count| profile.meta.kinds.contains(count));
     let count_head = if count.is_some() { format!(" {:>9}", "COUNT") } else { String::new() };
-    // Estimates have one more column: the half-width of their 95 % interval.
+    // Estimates have one more column: the half-width of their 95 % interval, or its upper end.
     let estimates = profile.meta.mode.estimates() && !view.kind.is_seen();
     let error_head = if estimates { format!(" {:>11}", "±95%") } else { String::new() };
     let more_head = column.map_or_else(String::new, |column| format!(" {:>11}", column.head));
@@ -528,7 +523,7 @@ fn stacks(page: &mut Page, profile: &Profile, view: View, column: Option<&Column
     for (index, row) in rows.iter().take(page.layout.top).enumerate() {
         let more = column.map_or_else(String::new, |column| format!(" {:>11}", column.cells.get(index).map_or("–", String::as_str)));
         let count = count.map(|count| format!(" {:>9}", count_of(row, count))).unwrap_or_default();
-        let error = if is_bound(row) { String::new() } else { plus_minus(view.kind, row.errors.get(view.kind)) };
+        let error = if is_bound(row) { String::new() } else { interval(view.kind, value(row), row.errors.get(view.kind)) };
         let error = if estimates { format!(" {error:>11}") } else { String::new() };
         let text = if is_bound(row) { at_least(view.kind, value(row)) } else { number(view.kind, value(row)) };
         let prefix = format!("{text:>10}{error} {:>6}{count}{more}  ", percent(value(row), total));

@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 use super::sample::{Basis, Numbers, ProcessSample, Sample, StackSample};
 use crate::profile::page::{bytes, percent};
 use crate::sanitize;
-use crate::units::HumanBytes;
-use crate::units::grouped;
+use crate::units::{HumanBytes, estimated, grouped, half_width};
 
 /// The kind of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,16 +89,12 @@ fn sentences(lines: &mut Vec<Line>, label: &'static str, sentences: &[String], t
 
 fn live(process: &ProcessSample) -> String {
     let totals = &process.totals;
-    // Half the width of the 95 % interval.
-    let half = |error: u64| (error as f64 * 1.96) as u64;
-    let (bytes_error, blocks_error) = totals.errors.map_or_else(Default::default, |errors| {
-        (format!(" ±{}", HumanBytes(half(errors.inuse_bytes))), format!(" ±{}", grouped(half(errors.inuse_allocations))))
-    });
+    let (bytes_error, blocks_error) = totals.errors.map_or((0, 0), |errors| (errors.inuse_bytes, errors.inuse_allocations));
     let how = if process.source.is_empty() { " (every call)" } else { "" };
     let mut text = format!(
-        "{}{bytes_error} in {}{blocks_error} blocks allocated since attach{how}, peak {}",
-        HumanBytes(totals.inuse_bytes),
-        grouped(totals.inuse_allocations),
+        "{} in {} blocks allocated since attach{how}, peak {}",
+        estimated(totals.inuse_bytes, bytes_error, |bytes| HumanBytes(bytes).to_string()),
+        estimated(totals.inuse_allocations, blocks_error, grouped),
         HumanBytes(process.peak.bytes)
     );
     if totals.doubtful_bytes > 0 {
@@ -125,7 +120,7 @@ fn heap(process: &ProcessSample) -> String {
     } else if let Some(estimate) = heap.live_bytes_est {
         let _ = write!(text, ", live about {}", HumanBytes(estimate));
         if let Some(error) = heap.live_bytes_stderr {
-            let _ = write!(text, " ± {}", HumanBytes(error));
+            let _ = write!(text, " ±{}", HumanBytes(half_width(error)));
         }
     }
     if let Some(swapped) = heap.swapped_bytes.filter(|swapped| *swapped > 0) {

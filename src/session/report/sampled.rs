@@ -13,7 +13,7 @@ use crate::session::report::sampled_heap::{SampledPicture, Shares};
 use crate::session::target::Target;
 use crate::session::tier::exact::Watched;
 use crate::symbol::Symbolizer;
-use crate::units::{HumanBytes, StackId};
+use crate::units::{HumanBytes, StackId, estimated};
 use crate::unwind::End;
 
 /// The kinds of values that a sample gives.
@@ -110,8 +110,7 @@ fn add_rests(profile: &mut Profile, pid: u32, heap: &SampledPicture, live_bytes:
     }
     profile.meta.notes.extend(heap.notes.iter().map(|note| format!("process {pid}: {note}")));
     let (notes, limits) = (&mut profile.meta.notes, &mut profile.meta.limits);
-    let shown =
-        |estimate: &Estimate| format!("{} ±{}", HumanBytes(estimate.rounded()), HumanBytes((1.96 * estimate.standard_error()) as u64));
+    let shown = |estimate: &Estimate| estimated(estimate.rounded(), estimate.rounded_error(), |bytes| HumanBytes(bytes).to_string());
     let rounding = heap.attributed.chunk_bytes.value - live_bytes.value;
     let before = heap.before.map_or_else(String::new, |before| format!("from before the attach {}, ", shown(&before.chunk_bytes)));
     notes.push(format!(

@@ -3,7 +3,7 @@
 import { el, put, visible } from "./dom.js";
 import { bar, legend, stepsOf } from "./ladder.js";
 import { chip, home, pairs, source, verdictOf, workloadOf } from "./parts.js";
-import { amount, bytes, count, duration, exact, percent, signed } from "./units.js";
+import { amount, bytes, count, duration, exact, interval, percent, signed } from "./units.js";
 import { NOT_MALLOC, VERDICTS } from "./words.js";
 
 // What earlier predictions of a remedy were worth, in words; empty if it was never applied and checked.
@@ -147,7 +147,7 @@ function evidence(one, said, steps) {
     ["Heap extent", amount(from.extent_bytes)],
     ["Heap resident", amount(from.resident_bytes)],
     from.live_bytes_est != null
-      ? ["Live, estimated", ["≈ ", amount(from.live_bytes_est), ` ± ${bytes(from.live_bytes_stderr)}`]]
+      ? ["Live, estimated", ["≈ ", amount(from.live_bytes_est), ` ${interval(from.live_bytes_stderr)}`]]
       : ["Live", amount(from.live_bytes)],
     ["Trimmable", amount(from.trimmable_bytes)],
     ["Pinned", amount(from.pinned_bytes)],

@@ -1,7 +1,7 @@
 // The ladder: extent ≥ resident ≥ live, and the free part by kind, as a bar and as a legend.
 
 import { el } from "./dom.js";
-import { amount, bytes, exact, percent } from "./units.js";
+import { amount, bytes, exact, interval, percent } from "./units.js";
 import { STEPS } from "./words.js";
 
 export const ORDER = ["live", "pinned", "trimmable", "kept", "rest", "unseen", "absent"];
@@ -107,7 +107,7 @@ export function legend(steps, names = ORDER) {
             "dd",
             {},
             name === "live" && steps.live_bytes_est
-              ? ["≈ ", amount(steps.live_bytes_est), ` ± ${bytes(steps.live_bytes_stderr)}`]
+              ? ["≈ ", amount(steps.live_bytes_est), ` ${interval(steps.live_bytes_stderr)}`]
               : unknown(steps, name)
                 ? amount(null)
                 : amount(cut[name]),

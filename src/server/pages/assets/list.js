@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { el, put, visible } from "./dom.js";
 import { ORDER, bar, legend, parts, stepsOf, total } from "./ladder.js";
 import { chip, home, verdictOf, eventList } from "./parts.js";
-import { amount, bytes, count, duration, percent } from "./units.js";
+import { amount, bytes, count, duration, interval, percent } from "./units.js";
 import { COLUMNS, VERDICTS } from "./words.js";
 
 // Rows drawn first, more than fit a screen; the rest follows once these are shown.
@@ -190,7 +190,7 @@ export function open({ main, settings, signal }) {
     put(
       row.cells.live,
       own.steps.live_bytes_est
-        ? ["≈ ", amount(own.live, `an estimate, ± ${bytes(own.steps.live_bytes_stderr)}`)]
+        ? ["≈ ", amount(own.live, `an estimate, ${interval(own.steps.live_bytes_stderr)}`)]
         : amount(own.extent ? own.live : null),
     );
     put(row.cells.pinned, amount(own.extent ? own.pinned : null));

@@ -29,6 +29,9 @@ export function amount(value, more) {
   return el("data", { value, title: more ? `${exact(value)}, ${more}` : exact(value) }, bytes(value));
 }
 
+// Half the width of a 95 % interval, from its standard error.
+export const interval = (stderr) => `±${bytes(1.96 * stderr)}`;
+
 export function signed(value) {
   if (value === null || value === undefined) return "–";
   return value > 0 ? `+${bytes(value)}` : bytes(value);
