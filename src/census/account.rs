@@ -259,16 +259,9 @@ pub struct ArenaAccount {
     pub extent_bytes: u64,
     /// Of it, in RAM.
     pub resident_bytes: u64,
-    /// Chunks in use.
-    pub live_bytes: u64,
-    /// Number of chunks in use.
-    pub live_allocations: u64,
-    /// Thread caches and fastbins.
-    pub cached_bytes: u64,
-    /// Bins.
-    pub free_bytes: u64,
-    /// Free ends.
-    pub top_bytes: u64,
+    /// Its chunks. Level full.
+    #[serde(flatten)]
+    pub chunks: Option<ArenaChunks>,
     /// Of `free_bytes`, extents whose pages are not returned yet (jemalloc, level full).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes: Option<u64>,
@@ -290,6 +283,29 @@ pub struct ArenaAccount {
     /// Milliseconds after which this arena returns muzzy pages: 0 = at once, −1 = never (jemalloc).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub muzzy_decay_ms: Option<i64>,
+}
+
+/// The chunks of one arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, schemars::JsonSchema)]
+pub struct ArenaChunks {
+    /// Chunks in use.
+    pub live_bytes: u64,
+    /// Number of chunks in use.
+    pub live_allocations: u64,
+    /// Thread caches and fastbins.
+    pub cached_bytes: u64,
+    /// Bins.
+    pub free_bytes: u64,
+    /// Free ends.
+    pub top_bytes: u64,
+}
+
+impl ArenaChunks {
+    /// Bytes of chunks that are not in use.
+    #[must_use]
+    pub fn unused_bytes(&self) -> u64 {
+        self.free_bytes.saturating_add(self.cached_bytes).saturating_add(self.top_bytes)
+    }
 }
 
 /// Chunks of sizes up to a power of two (and above the one before).
@@ -359,7 +375,7 @@ impl Tally {
         }
     }
 
-    fn add_to_arena(&self, arena: &mut ArenaAccount) {
+    fn add_to_arena(&self, arena: &mut ArenaChunks) {
         for states in &self.0 {
             let of = |wanted: &[ChunkState]| sum_of(states, wanted);
             let live = of(&[ChunkState::Live]);
@@ -414,7 +430,7 @@ impl Sums {
             let Some(tally) = tally else { continue };
             tally.add_to(&mut sums, &mut classes);
             if let Some(arena) = arenas.get_mut(index) {
-                tally.add_to_arena(arena);
+                tally.add_to_arena(arena.chunks.get_or_insert_default());
             }
         }
         let used = classes.iter().enumerate().filter(|(_, class)| class.live_allocations + class.free_chunks > 0);

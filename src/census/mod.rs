@@ -41,7 +41,7 @@ pub mod take;
 pub mod tcmalloc;
 pub mod threads;
 
-pub use account::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, OccupancyEstimate, SizeClass};
+pub use account::{ArenaAccount, ArenaChunks, Census, HeapAccount, Level, NotMalloc, OccupancyEstimate, SizeClass};
 pub use chunks::{Block, Chunk, ChunkState, ChunkTable};
 pub use core_file::CoreFile;
 pub use fixture::Fixture;

@@ -13,7 +13,7 @@ use super::progress::{self, Said};
 use crate::allocator::Release;
 use crate::census::pace;
 use crate::census::runtime::hotspot::JavaMemory;
-use crate::census::{Census, CoreFile, HeapAccount, LayoutCache, Level, LiveMemory, MemoryError, Options, Pace, Taken, take};
+use crate::census::{ArenaChunks, Census, CoreFile, HeapAccount, LayoutCache, Level, LiveMemory, MemoryError, Options, Pace, Taken, take};
 use crate::error::{ExitStatus, Failed};
 use crate::heap::ladder::fragmentation_ratio;
 use crate::process::container::{CgroupMemory, Container, Hierarchies, Surroundings};
@@ -304,7 +304,9 @@ fn write_arenas(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
         "arena", "threads", "pieces", "extent", "resident", "live", "free", "top"
     )?;
     // Chunks are attributed to arenas by a full walk alone.
-    let walked = |bytes: u64| if heap.ladder.live_bytes.is_some() { HumanBytes(bytes).to_string() } else { "?".to_owned() };
+    let walked = |chunks: Option<ArenaChunks>, bytes: fn(&ArenaChunks) -> u64| {
+        chunks.map_or_else(|| "?".to_owned(), |chunks| HumanBytes(bytes(&chunks)).to_string())
+    };
     let mut arenas: Vec<_> = heap.arenas.iter().collect();
     arenas.sort_by_key(|arena| std::cmp::Reverse(arena.extent_bytes));
     for arena in arenas.iter().take(ROWS_MAX) {
@@ -316,9 +318,9 @@ fn write_arenas(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
             arena.pieces,
             HumanBytes(arena.extent_bytes).to_string(),
             HumanBytes(arena.resident_bytes).to_string(),
-            walked(arena.live_bytes),
-            walked(arena.free_bytes + arena.cached_bytes),
-            walked(arena.top_bytes)
+            walked(arena.chunks, |chunks| chunks.live_bytes),
+            walked(arena.chunks, |chunks| chunks.free_bytes.saturating_add(chunks.cached_bytes)),
+            walked(arena.chunks, |chunks| chunks.top_bytes)
         )?;
     }
     match arenas.len().checked_sub(ROWS_MAX) {

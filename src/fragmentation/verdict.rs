@@ -381,7 +381,7 @@ fn occupancy_est(census: &Census) -> Option<OccupancyEstimate> {
 
 /// Free bytes of a heap's arenas but the main one, without those that the allocator will return by itself: the sum, and the arena with most.
 fn other_arenas_free(heap: &HeapAccount) -> (u64, u64) {
-    let of = |arena: &ArenaAccount| (arena.free_bytes + arena.cached_bytes + arena.top_bytes).min(arena.resident_bytes);
+    let of = |arena: &ArenaAccount| arena.chunks.map_or(0, |chunks| chunks.unused_bytes().min(arena.resident_bytes));
     let free = || heap.arenas.iter().skip(1).map(of);
     let decaying = if heap.allocator.row().decays { heap.ladder.trimmable_bytes.unwrap_or(0) } else { 0 };
     let sum = free().fold(0, u64::saturating_add).saturating_sub(decaying);
@@ -392,8 +392,8 @@ fn other_arenas_free(heap: &HeapAccount) -> (u64, u64) {
 mod tests {
     use super::*;
     use crate::allocator::Allocator;
-    use crate::census::WalkQuality;
     use crate::census::runtime::hotspot::{JavaHeap, JavaMemory};
+    use crate::census::{ArenaChunks, WalkQuality};
     use crate::heap::occupancy::Occupancy;
 
     const MIB: u64 = 1 << 20;
@@ -587,10 +587,15 @@ mod tests {
         assert!(verdict.summary.contains("outside malloc"), "{}", verdict.summary);
     }
 
+    /// An arena's chunks with so many MiB free.
+    fn free(mib: u64) -> Option<ArenaChunks> {
+        Some(ArenaChunks { free_bytes: mib * MIB, ..ArenaChunks::default() })
+    }
+
     #[test]
     fn what_jemalloc_keeps_dirty_is_hoarding_whatever_the_number_of_arenas() {
         let mut many = census(5, 185, 0, 0);
-        let arena = ArenaAccount { extent_bytes: 13 * MIB, resident_bytes: 13 * MIB, free_bytes: 12 * MIB, ..ArenaAccount::default() };
+        let arena = ArenaAccount { extent_bytes: 13 * MIB, resident_bytes: 13 * MIB, chunks: free(12), ..ArenaAccount::default() };
         many.heaps[0].arenas = vec![arena; 16];
         assert_eq!(kind(&many), Kind::ArenaBlowUp);
         many.heaps[0].allocator = Allocator::Jemalloc;
@@ -612,7 +617,7 @@ mod tests {
     #[test]
     fn free_memory_spread_over_many_arenas_is_an_arena_blow_up() {
         let mut many = census(100, 20, 100, 200);
-        let arena = ArenaAccount { extent_bytes: 30 * MIB, resident_bytes: 30 * MIB, free_bytes: 25 * MIB, ..ArenaAccount::default() };
+        let arena = ArenaAccount { extent_bytes: 30 * MIB, resident_bytes: 30 * MIB, chunks: free(25), ..ArenaAccount::default() };
         many.heaps[0].arenas = vec![arena; 14];
         let verdict = judge(&many, None);
         assert_eq!(verdict.verdict, Kind::ArenaBlowUp);
@@ -625,7 +630,7 @@ mod tests {
         // Free bytes of a single arena are not due to the number of arenas.
         let mut one = census(75, 72, 0, 0);
         one.heaps[0].arenas = vec![ArenaAccount { extent_bytes: MIB, resident_bytes: MIB, ..ArenaAccount::default() }; 14];
-        one.heaps[0].arenas[3] = ArenaAccount { extent_bytes: 147 * MIB, resident_bytes: 147 * MIB, free_bytes: 72 * MIB, ..arena };
+        one.heaps[0].arenas[3] = ArenaAccount { extent_bytes: 147 * MIB, resident_bytes: 147 * MIB, chunks: free(72), ..arena };
         assert_eq!(kind(&one), Kind::Hoarding);
     }
 

@@ -270,9 +270,10 @@ impl<'a> Reading<'a> {
         if extent.state <= DIRTY {
             sums.taken_for_resident = sums.taken_for_resident.saturating_add(extent.bytes);
         }
-        arena.live_bytes += live_bytes;
-        arena.live_allocations += live_count;
-        arena.free_bytes += free_bytes;
+        let chunks = arena.chunks.get_or_insert_default();
+        chunks.live_bytes += live_bytes;
+        chunks.live_allocations += live_count;
+        chunks.free_bytes += free_bytes;
         match extent.state {
             DIRTY => add(&mut arena.dirty_bytes, extent.bytes),
             MUZZY => add(&mut arena.muzzy_bytes, extent.bytes),

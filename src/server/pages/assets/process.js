@@ -223,18 +223,19 @@ function drawArenas(part, heap) {
   const all = heap.heaps.flatMap((one) => one.arenas.map((arena, index) => ({ ...arena, name: `${visible(one.allocator)} ${index}` })));
   all.sort((a, b) => b.extent_bytes - a.extent_bytes);
   const most = Math.max(1, ...all.map((arena) => arena.extent_bytes));
-  // Bytes that a census did not examine are 0 there.
-  const inside = (value) => (heap.level === "full" ? value : null);
   const row = (arena) =>
     el(
       "tr",
       {},
       el("td", {}, arena.name, " ", el("span", { class: "mono quiet" }, address(arena.address))),
-      el("td", {}, liveAndFree(arena.live_bytes, arena.free_bytes + arena.cached_bytes + arena.top_bytes, most)),
+      el("td", {}, liveAndFree(arena.live_bytes ?? 0, (arena.free_bytes ?? 0) + (arena.cached_bytes ?? 0) + (arena.top_bytes ?? 0), most)),
       [
         arena.extent_bytes,
         arena.resident_bytes,
-        ...[arena.live_bytes, arena.free_bytes, arena.cached_bytes].map(inside),
+        // A census that did not walk the chunks does not have these.
+        arena.live_bytes,
+        arena.free_bytes,
+        arena.cached_bytes,
         arena.top_bytes,
       ].map((value) => el("td", { class: "number" }, amount(value))),
       el("td", { class: "number" }, count(arena.attached_threads)),
