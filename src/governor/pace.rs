@@ -35,14 +35,18 @@ const PERIOD_MIN_LENGTHS: f64 = 5.0;
 pub const PERIOD_MIN_S: f64 = 1.0;
 /// Longest time that the first windows of a target wait for its trials to be paid, so that there are also results for one that rarely runs.
 const WAIT_MAX_S: f64 = 60.0;
-/// Maximum cost of a target's first full trace, in seconds.
+/// Maximum cost of a target's first full trace, in seconds; less for one that hardly runs ([`SAVED_S`]). Any target may have as long a
+/// burst while it is traced in full.
 const TRIAL_S: f64 = 0.005;
+/// Seconds of the budget that are saved at most: a quiet hour does not allow a slow second. A trial or a burst takes no more.
+const SAVED_S: f64 = 60.0;
 /// Seconds over which the load is averaged.
 const LOAD_OVER_S: f64 = 10.0;
-/// Initial load: seconds that count as watched with one running thread. A process's CPU clock is too coarse to give its load in the first
-/// milliseconds, and a process that is taken for idle would end its first full trace at once.
+/// Seconds that count as watched with the initial load. A process's CPU clock is too coarse to give its load in the first milliseconds,
+/// and a process that is taken for idle would end its first full trace at once.
 const LOAD_PRIOR_S: f64 = 1.0;
-/// Lowest load for computing periods: a target that never runs costs nothing, and would never have a window.
+/// Lowest load for computing periods: a target that never runs costs nothing, and would never have a window. So any target may lose 10 µs
+/// per second at a budget of 1 %, the cost of some hits, however little it runs.
 const LOAD_MIN: f64 = 1e-3;
 /// Seconds of the budget by which a debt doubles the periods.
 const STRAIN_S: f64 = 5.0;
@@ -99,9 +103,10 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A target about which nothing is known. `budget`: share of its running time that it may lose, 0.01 = 1 %.
+    /// A target about whose allocations nothing is known. `budget`: share of its running time that it may lose, 0.01 = 1 %. `load`: its
+    /// running time per second so far, 1 if it has just started: a process that hardly runs may not lose what a busy one may.
     #[must_use]
-    pub fn new(budget: f64, costs: HitCosts) -> Self {
+    pub fn new(budget: f64, load: f64, costs: HitCosts) -> Self {
         Self {
             budget: budget.clamp(BUDGET_MIN, 1.0),
             costs,
@@ -111,7 +116,7 @@ impl Pace {
             lost_s: 0.0,
             watched_s: 0.0,
             run_s: 0.0,
-            load: 1.0,
+            load: load.max(0.0),
             debt_s: 0.0,
             tier: Tier::Full,
             period_min_s: PERIOD_MIN_S,
@@ -156,7 +161,13 @@ impl Pace {
     /// Estimated share of its running time that the target lost so far.
     #[must_use]
     pub fn slowdown_est(&self) -> f64 {
-        if self.run_s > 0.0 { (self.lost_s / self.run_s).min(1.0) } else { 0.0 }
+        self.share_of_run(self.lost_s)
+    }
+
+    /// Seconds that the target lost as a share of its running time.
+    #[must_use]
+    pub fn share_of_run(&self, lost_s: f64) -> f64 {
+        if self.run_s > 0.0 { (lost_s / self.run_s).min(1.0) } else { 0.0 }
     }
 
     /// Whether the cost of its probes is not known yet.
@@ -177,6 +188,12 @@ impl Pace {
         self.debt_s
     }
 
+    /// Seconds that the target ran while it was watched.
+    #[must_use]
+    pub fn run_s(&self) -> f64 {
+        self.run_s
+    }
+
     /// Seconds lost in all, estimated.
     #[must_use]
     pub fn lost_s(&self) -> f64 {
@@ -192,8 +209,7 @@ impl Pace {
         self.run_s += run_s;
         let weight = (seconds / (LOAD_PRIOR_S + self.watched_s).min(LOAD_OVER_S)).min(1.0);
         self.load += weight * (run_s / seconds - self.load);
-        // Savings older than a minute expire: a quiet hour does not allow a slow second.
-        self.debt_s = (self.debt_s - self.budget * run_s).max(-60.0 * self.allowed());
+        self.debt_s = (self.debt_s - self.budget * run_s).max(-SAVED_S * self.allowed());
     }
 
     /// A window was closed, or a period of a full trace is over.
@@ -252,11 +268,12 @@ impl Pace {
     }
 
     /// Hits that a full trace may have in the next second. A target known to be quiet may have a burst; an unknown one as many hits as a
-    /// trial may cost.
+    /// trial may cost. Neither may cost more than what a minute's budget pays, but for the short bursts of a quiet one.
     #[must_use]
     pub fn full_quota(&self) -> u64 {
-        let burst_s = if self.lost.is_some() { STALL_MAX_S } else { TRIAL_S };
-        ((self.allowed() + burst_s) / self.costs.mean_s()) as u64
+        let minute_s = SAVED_S * self.allowed();
+        let burst_s = if self.lost.is_some() { minute_s.clamp(TRIAL_S, STALL_MAX_S) } else { minute_s.min(TRIAL_S) };
+        (((self.allowed() + burst_s) / self.costs.mean_s()) as u64).max(1)
     }
 
     /// The classes of windows that the target's budget allows, each with its period.
@@ -298,7 +315,7 @@ mod tests {
 
     /// A target that runs for a share of the time, in which it does so many pairs per second.
     fn run_busy(budget: f64, pairs_per_s: f64, wall_s: f64, busy: f64) -> (f64, Pace) {
-        let mut pace = Pace::new(budget, COSTS);
+        let mut pace = Pace::new(budget, 1.0, COSTS);
         let mut schedule = Schedule::new(5, 0.0);
         let (mut now_s, mut lost_s, mut run_all_s) = (0.0, 0.0, 0.0);
         let pair_s = COSTS.mean_s() * 2.0;
@@ -354,8 +371,35 @@ mod tests {
     }
 
     #[test]
+    fn a_target_that_hardly_runs_loses_no_more_than_a_minutes_budget_to_its_trial() {
+        let quota_s = |load: f64| Pace::new(0.01, load, COSTS).full_quota() as f64 * COSTS.mean_s();
+        assert!((quota_s(0.002) - 61.0 * 0.01 * 0.002).abs() < 1e-5, "{}", quota_s(0.002));
+        assert!((quota_s(1.0) - 0.01 - TRIAL_S).abs() < 1e-5, "{}", quota_s(1.0));
+        // It wakes up five times a second for as long as the two hundred pairs take that it does then.
+        let mut pace = Pace::new(0.01, 0.002, COSTS);
+        let (mut lost_s, mut now_s, mut schedule) = (0.0, 0.0, Schedule::new(5, 0.0));
+        let trial_s = pace.full_quota() as f64 * COSTS.mean_s();
+        pace.elapse(0.2, 0.0004);
+        pace.spent(WindowCost { lost_s: trial_s, around_s: 0.0, open_s: 0.2, tier: Tier::Full });
+        pace.leave_full();
+        lost_s += trial_s;
+        schedule.restart(pace.wait_s());
+        while now_s < 600.0 {
+            let cycle = schedule.draw(now_s, &pace.periods()).unwrap();
+            let bursts =
+                (cycle.class.length_s() * 5.0).max(if (cycle.open_s * 5.0).fract() < cycle.class.length_s() * 5.0 { 1.0 } else { 0.0 });
+            let lost_here_s = bursts.floor() * COSTS.seconds(200, 200);
+            pace.elapse(cycle.end_s - now_s, 0.002 * (cycle.end_s - now_s) + lost_here_s);
+            pace.spent(WindowCost { lost_s: lost_here_s, around_s: 0.0, open_s: cycle.class.length_s(), tier: Tier::Windows });
+            lost_s += lost_here_s;
+            now_s = cycle.end_s;
+        }
+        assert!(lost_s / (0.002 * now_s) <= 0.02, "{lost_s} s of {now_s} s: {pace:?}");
+    }
+
+    #[test]
     fn the_first_windows_wait_until_the_trials_are_paid() {
-        let mut pace = Pace::new(0.01, COSTS);
+        let mut pace = Pace::new(0.01, 1.0, COSTS);
         pace.elapse(0.03, 0.03);
         pace.spent(WindowCost { lost_s: 0.027, around_s: 0.0, open_s: 0.03, tier: Tier::Full });
         pace.leave_full();
@@ -409,7 +453,7 @@ mod tests {
 
     #[test]
     fn a_trial_of_a_moment_does_not_keep_windows_away() {
-        let mut pace = Pace::new(0.05, COSTS);
+        let mut pace = Pace::new(0.05, 1.0, COSTS);
         pace.elapse(1.0, 1.0);
         pace.spent(WindowCost { lost_s: 0.05, around_s: 0.0, open_s: 1e-6, tier: Tier::Full });
         pace.leave_full();
@@ -418,7 +462,7 @@ mod tests {
 
     #[test]
     fn long_windows_are_only_used_where_the_budget_allows_them() {
-        let mut pace = Pace::new(0.01, COSTS);
+        let mut pace = Pace::new(0.01, 1.0, COSTS);
         assert_eq!(pace.periods().len(), 1, "nothing is known: {:?}", pace.periods());
         pace.spent(WindowCost { lost_s: 0.018, around_s: 0.0, open_s: 0.02, tier: Tier::Windows });
         let classes: Vec<_> = pace.periods().iter().map(|(class, _)| *class).collect();

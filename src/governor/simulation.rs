@@ -97,7 +97,7 @@ fn events(sites: &[Site], begin_s: f64, length_s: f64, random: &mut Random) -> V
 
 /// Runs `sites` for `wall_s`; the estimator, and the seconds of its own time that the windows represent.
 fn run(sites: &[Site], wall_s: f64, seed: u64, held: Held) -> (Estimator<usize>, f64) {
-    let mut pace = Pace::new(0.01, COSTS);
+    let mut pace = Pace::new(0.01, 1.0, COSTS);
     pace.leave_full();
     let mut schedule = Schedule::new(seed, 0.0);
     let mut random = Random::new(seed ^ 0xdead);

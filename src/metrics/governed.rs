@@ -52,7 +52,7 @@ pub fn families(sample: &GovernedSample, known: &Known<'_>) -> Vec<Family> {
         Family::gauge("fragprof_governor_hit_cost_seconds", "Cost of a probe hit on this machine, measured at start.")
             .with_each("call", [("allocation", sample.hit_cost_s.0), ("free", sample.hit_cost_s.1)]),
         each(
-            Family::gauge("fragprof_process_slowdown_ratio_est", "Estimated share of its running time that a process lost to probes. Stays below its budget."),
+            Family::gauge("fragprof_process_slowdown_ratio_est", "Estimated share of its running time that a process lost to probes. Stays below its budget once the trials at the start are paid for, but in processes that run for less than a thousandth of the time."),
             |status| status.slowdown_ratio_est,
         ),
         each(Family::gauge("fragprof_process_budget_ratio", "Share of its running time that a process may lose to probes."), |status| status.budget_ratio),

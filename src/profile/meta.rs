@@ -155,6 +155,8 @@ pub struct Governed {
     pub budget_ratio: f64,
     /// Estimated share that it has lost.
     pub slowdown_ratio_est: f64,
+    /// Seconds that it ran while it was watched, of which these are shares. 0 = written by an older fragprof.
+    pub run_s: f64,
     /// Seconds that windows were open.
     pub open_s: f64,
     /// Seconds traced in full.
@@ -207,7 +209,7 @@ pub struct LargeBlocks {
     pub of_live_ratio: Option<f64>,
     /// Blocks freed since then that were allocated before.
     pub freed_from_before: u64,
-    /// Estimated share of its time that the process lost to this tracking; part of its slowdown.
+    /// Estimated share of its running time that the process lost to this tracking; part of its slowdown.
     pub slowdown_ratio_est: f64,
     /// How often tracking was tried.
     pub trials: u64,

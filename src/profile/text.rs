@@ -314,6 +314,9 @@ fn kept(page: &mut Page, profile: &Profile) {
     }
 }
 
+/// The excess over a budget from which its reason is given.
+const OVER_BUDGET: f64 = 1.05;
+
 /// How a process was watched under a budget.
 pub fn governed(governed: &Governed) -> String {
     let windows: Vec<String> =
@@ -326,6 +329,16 @@ pub fn governed(governed: &Governed) -> String {
         let _ = write!(text, ", windows {} (open {:.2} s)", sanitize::terminal(&windows.join(", ")), governed.open_s);
     }
     let _ = write!(text, "; estimated slowdown {:.2}%, budget {:.2}%", governed.slowdown_ratio_est * 100.0, governed.budget_ratio * 100.0);
+    if governed.slowdown_ratio_est > governed.budget_ratio * OVER_BUDGET && governed.run_s > 0.0 {
+        let ms = |seconds: f64| format!("{:.1} ms", seconds * 1e3);
+        let _ = write!(
+            text,
+            ": {} of the {} that it ran, more than the budget, because the first trials are paid for by what follows and each process may \
+             lose some microseconds a second",
+            ms(governed.slowdown_ratio_est * governed.run_s),
+            ms(governed.run_s)
+        );
+    }
     if governed.windows_closed_early > 0 {
         let _ = write!(text, "; {} closed early by bursts, windows of their length left out", governed.windows_closed_early);
     }
@@ -640,6 +653,15 @@ mod tests {
         let text = large_blocks(&left).unwrap_or_default();
         assert!(text.contains("tried 3 times: a burst") && !text.contains('\x1b'), "{text}");
         assert_eq!(large_blocks(&LargeBlocks::default()), None, "nothing to report");
+    }
+
+    #[test]
+    fn a_slowdown_above_the_budget_is_given_in_seconds_with_its_reason() {
+        let over = Governed { pid: 7, budget_ratio: 0.01, slowdown_ratio_est: 0.04, run_s: 0.11, ..Governed::default() };
+        let text = governed(&over);
+        assert!(text.contains("slowdown 4.00%, budget 1.00%: 4.4 ms of the 110.0 ms that it ran, more than the budget"), "{text}");
+        let within = governed(&Governed { slowdown_ratio_est: 0.0101, ..over });
+        assert!(within.ends_with("budget 1.00%"), "{within}");
     }
 
     proptest! {

@@ -25,7 +25,7 @@ use crate::session::tier::windows::state::{LargeState, lock};
 use crate::session::tier::windows::target::{Tools, is_lossy, spent};
 use crate::units::{Pid, grouped};
 
-/// What attaching and detaching these probes costs the target, in seconds (see `AROUND_WINDOW_S` of [`crate::governor::pace`]).
+/// What attaching or detaching these probes costs a running target, in seconds (see `AROUND_WINDOW_S` of [`crate::governor::pace`]).
 const AROUND_S: f64 = 0.001;
 /// Seconds until another attempt to attach probes that could not be attached.
 const RETRY_S: f64 = 60.0;
@@ -43,6 +43,15 @@ pub struct Owner {
     pub slot: Slot,
     /// When it was first watched, in seconds of the driver's clock.
     pub began_s: f64,
+    /// Its running time per second.
+    pub load: f64,
+}
+
+impl Owner {
+    /// What attaching or detaching the probes costs it, in seconds: nothing while it sleeps.
+    fn around_s(&self) -> f64 {
+        AROUND_S * self.load.min(1.0)
+    }
 }
 
 /// Where the probes are placed.
@@ -215,7 +224,7 @@ impl Large {
         let tail_s = self.tail_s(tools);
         let lost_s = match std::mem::replace(&mut self.state, State::Ended) {
             State::Out(until_s) if !full && tools.now_s >= until_s && matches!(self.place, Place::At(_)) => self.begin(tools, whose),
-            State::In(probes) => self.while_in(tools, probes, whose.slot, full),
+            State::In(probes) => self.while_in(tools, probes, whose, full),
             state => {
                 self.state = state;
                 0.0
@@ -255,12 +264,12 @@ impl Large {
         self.trials += 1;
         self.since_s = tools.now_s - whose.began_s;
         (self.left, self.failed) = (None, None);
-        self.lost_s += AROUND_S;
+        self.lost_s += whose.around_s();
         self.state = State::In(In { attached, piece_s: tools.now_s, hits, loss, large: 0 });
-        AROUND_S
+        whose.around_s()
     }
 
-    fn while_in(&mut self, tools: &Tools<'_>, mut probes: In, owner: Slot, full: bool) -> f64 {
+    fn while_in(&mut self, tools: &Tools<'_>, mut probes: In, whose: &Owner, full: bool) -> f64 {
         let Some(slot) = self.slot else { return 0.0 };
         let hits = tools.capture.hits(slot);
         let open_s = tools.now_s - probes.piece_s;
@@ -272,7 +281,7 @@ impl Large {
         self.lost_s += lost_s;
         let (live, large) = lock(tools.states)
             .of
-            .get(&owner.index)
+            .get(&whose.slot.index)
             .and_then(|state| state.large.as_ref())
             .map_or((0, 0), |large| (large.live(), large.calls()));
         let hits_here = spent(hits).since(spent(probes.hits)).hits();
@@ -290,8 +299,8 @@ impl Large {
         };
         match left {
             Some(why) => {
-                self.leave(tools, probes.attached, owner, why);
-                lost_s + AROUND_S
+                self.leave(tools, probes.attached, whose, why);
+                lost_s + whose.around_s()
             }
             None => {
                 tools.capture.extend(slot, self.pace.quota());
@@ -303,16 +312,16 @@ impl Large {
     }
 
     /// Detaches the probes. Discards the ledger: from now on frees are missed.
-    fn leave(&mut self, tools: &Tools<'_>, attached: Attached, owner: Slot, why: Left) {
+    fn leave(&mut self, tools: &Tools<'_>, attached: Attached, whose: &Owner, why: Left) {
         if let Some(slot) = self.slot {
             tools.capture.switch(slot, false);
         }
-        self.dropped += lock(tools.states).end_large(owner.index).map_or(0, |state| state.live());
+        self.dropped += lock(tools.states).end_large(whose.slot.index).map_or(0, |state| state.live());
         let ticket = tools.reaper.take_out(attached);
         self.tail = self.slot.map(|slot| (tools.capture.hits(slot), tools.now_s, ticket));
         self.left = Some(why);
         self.times_left += u64::from(why != Left::Full);
-        self.lost_s += AROUND_S;
+        self.lost_s += whose.around_s();
         self.state = State::Out(tools.now_s + self.pace.left(why));
     }
 

@@ -179,6 +179,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
         tier: tier(target).to_owned(),
         budget_ratio: target.pace.budget(),
         slowdown_ratio_est: target.pace.slowdown_est(),
+        run_s: target.pace.run_s(),
         open_s: counts.open_s,
         full_s: counts.full_s,
         windows: target.windows().map(|(class, count)| (class.name().to_owned(), count)).collect(),
@@ -191,7 +192,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
         total_stderr: total_errors(&estimates, age),
         allocations_seen: counts.allocations,
         effective_windows: estimator.effective_windows(age + 1),
-        large_blocks: Some(large_blocks(target, state, watched_s)),
+        large_blocks: Some(large_blocks(target, state)),
     });
     if let Some(doubt) = nothing_seen(pid, &estimator, target.own_s) {
         profile.meta.doubts.push(doubt);
@@ -364,7 +365,7 @@ fn tells_of_large(target: &Target, state: &ProcessState) -> bool {
 }
 
 /// How its large blocks were watched.
-fn large_blocks(target: &Target, state: &mut ProcessState, watched_s: f64) -> LargeBlocks {
+fn large_blocks(target: &Target, state: &mut ProcessState) -> LargeBlocks {
     let large = &target.large;
     let (tracing, reason) = match target.full_since_s {
         // A full trace covers large blocks too.
@@ -375,7 +376,7 @@ fn large_blocks(target: &Target, state: &mut ProcessState, watched_s: f64) -> La
         state: tracing.to_owned(),
         reason,
         from_bytes: SEEN_FROM_BYTES,
-        slowdown_ratio_est: if watched_s > 0.0 { large.lost_s / watched_s } else { 0.0 },
+        slowdown_ratio_est: target.pace.share_of_run(large.lost_s),
         trials: large.trials,
         times_left: large.times_left,
         dropped: large.dropped,

@@ -29,7 +29,7 @@ use crate::session::tier::windows::cpu_time;
 use crate::session::tier::windows::large::{Large, Owner};
 use crate::session::tier::windows::state::{ProcessState, SharedStates, lock};
 use crate::session::{Error, monotonic_ns};
-use crate::symbol::AddressSpace;
+use crate::symbol::{AddressSpace, read_perf_map};
 use crate::units::{Pid, StackId};
 
 /// How long before a window's end its blocks are read, as a fraction of the window's length, and the maximum. The window must not end
@@ -50,6 +50,8 @@ const FULL_ACCOUNT_S: f64 = 0.02;
 const ACCOUNT_S: f64 = 0.1;
 /// Seconds until a window that could not be opened is tried again.
 const RETRY_S: f64 = 10.0;
+/// Minimum age of a process for its running time so far to tell its load.
+const LOAD_AGE_MIN_S: f64 = 5.0;
 /// Seconds between two checks whether a recording of every call has ended.
 const RECORDED_S: f64 = 0.5;
 
@@ -166,6 +168,7 @@ impl Target {
         let (costs, now_s, chooses_returns) = (tools.costs, tools.now_s, tools.capture.chooses_returns());
         let mut space = AddressSpace::new(process.pid().0, Vec::new());
         space.set_named(Arc::clone(managed::lock(&managed).names()));
+        let pace = Pace::new(budget, load_so_far(&process), costs);
         // Window positions must differ between processes and between runs.
         let seed = monotonic_ns() ^ (u64::from(process.pid().0) << 32) ^ u64::from(slot.generation);
         Self {
@@ -178,7 +181,8 @@ impl Target {
             allocators: Vec::new(),
             space,
             managed,
-            pace: Pace::new(budget, costs),
+            large: Large::new(pace.allowed(), costs, large_blocks),
+            pace,
             schedule: Schedule::new(seed, now_s),
             estimator: Estimator::default(),
             retention: Retention::default(),
@@ -200,7 +204,6 @@ impl Target {
             last_state: None,
             rare_events: 0,
             rare_events_s: 0.0,
-            large: Large::new(budget, costs, large_blocks),
             heap_at_start: None,
             heap_at_end: None,
             before: None,
@@ -378,7 +381,7 @@ impl Target {
 
     /// Attaches, detaches or accounts for the size-selective probes.
     pub fn advance_large(&mut self, tools: &Tools<'_>) {
-        let whose = Owner { pid: self.pid(), slot: self.slot, began_s: self.began_s };
+        let whose = Owner { pid: self.pid(), slot: self.slot, began_s: self.began_s, load: self.pace.load() };
         // Large blocks have a share of the loss that the process may have of its running time, so the less it runs, the less it may lose.
         self.large.set_budget(self.pace.allowed());
         let lost_s = self.large.advance(tools, &whose, self.is_full());
@@ -645,12 +648,22 @@ impl Target {
     /// The process has ended.
     pub fn ended(&mut self, now_s: f64, state: Option<ProcessState>) {
         self.ended_s = Some(now_s);
+        read_perf_map(&mut self.space, &self.process);
         self.last_state = state;
     }
 
     /// The number of windows in each class.
     pub fn windows(&self) -> impl Iterator<Item = (WindowClass, u64)> + '_ {
         WindowClass::ALL.into_iter().map(|class| (class, self.estimator.counts().windows[class as usize]))
+    }
+}
+
+/// The running time of a process per second since it started: 1 for one that has just started, of which nothing is known.
+fn load_so_far(process: &Process) -> f64 {
+    let age_s = process.id().age().as_secs_f64();
+    match cpu_time::of_process_ns(process.pid()) {
+        Some(run_ns) if age_s >= LOAD_AGE_MIN_S => run_ns as f64 / 1e9 / age_s,
+        _ => 1.0,
     }
 }
 
