@@ -97,6 +97,15 @@ fn is_mimallocs(function: &str) -> bool {
 /// Exact names of functions of the C library that allocate for their caller.
 const LIBRARY: &[&str] = &["strdup", "__strdup", "strndup", "__strndup"];
 
+/// Ends of the names of a C program's own wrappers around the allocator: `xmalloc`, `zcalloc`.
+const WRAPPER_ENDS: &[&str] = &["malloc", "calloc", "zalloc", "realloc", "reallocarray", "strdup", "strndup", "memdup"];
+
+/// What may follow them in a name, in any number: `ztrymalloc_usable_internal`, `g_malloc0_n`.
+const WRAPPER_TAILS: &[&str] = &["_usable", "_internal", "_impl", "_n", "0"];
+
+/// What a compiler appends to the name of a part or a copy of a function.
+const COPIES: &[&str] = &[".part.", ".constprop.", ".isra.", ".cold"];
+
 /// Prefixes of names: functions of the C++ and Rust libraries between the allocator and the program.
 const LIBRARY_PREFIXES: &[&str] = &[
     "__GI_",
@@ -174,10 +183,22 @@ fn is_allocators(frame: &Frame) -> bool {
     ALLOCATORS.contains(&function) || ALLOCATOR_PREFIXES.iter().any(|start| function.starts_with(start)) || is_mimallocs(function)
 }
 
-/// Whether a frame is an allocator's, or a standard library's on the way to one.
+/// Whether a function only wraps the allocator, by its name: who calls it says what the memory is for.
+fn is_wrapper(function: &str) -> bool {
+    let mut name = COPIES.iter().find_map(|copy| function.split_once(copy)).map_or(function, |(name, _)| name);
+    while let Some(shorter) = WRAPPER_TAILS.iter().find_map(|tail| name.strip_suffix(tail)) {
+        name = shorter;
+    }
+    let ends_with =
+        |end: &&str| name.len().checked_sub(end.len()).and_then(|at| name.get(at..)).is_some_and(|last| last.eq_ignore_ascii_case(end));
+    WRAPPER_ENDS.iter().any(ends_with) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+/// Whether a frame is an allocator's, a standard library's on the way to one, or a wrapper around one.
 pub(super) fn is_allocation_code(frame: &Frame) -> bool {
     let function = &*frame.function;
     is_allocators(frame)
+        || is_wrapper(function)
         || LIBRARY.contains(&function)
         || LIBRARY_SOURCES.iter().any(|part| frame.file.contains(part))
         || LIBRARY_PREFIXES.iter().any(|start| function.starts_with(start))
@@ -247,7 +268,7 @@ mod tests {
     fn what_is_inlined_into_an_allocators_function_is_the_allocators() {
         let inlined = |name: &str| Frame { flags: FrameFlags { inlined: true, ..FrameFlags::default() }, ..Frame::named(name) };
         let redis = [inlined("imalloc_fastpath"), Frame::named("je_malloc"), inlined("ztrymalloc"), Frame::named("sdsnew")];
-        assert_eq!((allocator_frames(redis.iter()), leading_frames(redis.iter())), (2, 2));
+        assert_eq!((allocator_frames(redis.iter()), leading_frames(redis.iter())), (2, 3), "and its wrapper is its own, but no title");
         let made = [Frame::named("malloc"), inlined("Item::Item"), Frame::named("std::vector<Item>::emplace_back"), Frame::named("main")];
         assert_eq!((allocator_frames(made.iter()), leading_frames(made.iter())), (1, 1), "a program's constructor");
     }
@@ -282,6 +303,18 @@ mod tests {
             "shop::fill(std::vector<int>&)"
         );
         assert_eq!(title(&["malloc", "__rdl_alloc", "alloc::raw_vec::RawVec<T,A>::grow_one", "cart::fill"]), "cart::fill");
+    }
+
+    #[test]
+    fn a_wrapper_around_the_allocator_is_no_title_but_what_only_sounds_like_one_is() {
+        for wrapper in ["xmalloc", "zcalloc", "ztrymalloc_usable_internal", "g_malloc0_n", "CRYPTO_zalloc", "xmlStrdup", "xrealloc.part.0"]
+        {
+            assert_eq!(title(&["malloc", wrapper, "load_config", "main"]), "load_config", "{wrapper}");
+        }
+        for own in ["shop::malloc_all", "buffer_alloc", "mallocator", "com.shop.Strdup", "reallocate"] {
+            assert_eq!(title(&["malloc", own, "main"]), own);
+        }
+        assert_eq!(title(&["malloc", "load", "xmalloc", "main"]), "load", "further up it is a frame like any other");
     }
 
     #[test]
