@@ -358,17 +358,19 @@ fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, 
     }
     let evidence = &verdict.evidence;
     let known = |bytes: u64| (bytes > 0).then_some(bytes);
+    // Without a heap that was read there is nothing that its figures could be of.
+    let of_heap = |bytes: Option<u64>| bytes.filter(|_| ladder.extent_bytes > 0);
     let steps = [
         ("resident", known(evidence.rss_bytes)),
         ("not malloc", known(evidence.not_malloc_bytes)),
-        ("heap extent", Some(ladder.extent_bytes)),
-        ("heap resident", Some(ladder.resident_bytes)),
-        ("in use", ladder.live_bytes),
-        ("in use, resident", evidence.live_resident_bytes),
-        ("trimmable", ladder.trimmable_bytes),
-        ("pinned", ladder.pinned_bytes),
-        ("kept", evidence.details.kept_bytes),
-        ("cached", evidence.details.cached_bytes),
+        ("heap extent", of_heap(Some(ladder.extent_bytes))),
+        ("heap resident", of_heap(Some(ladder.resident_bytes))),
+        ("in use", of_heap(ladder.live_bytes)),
+        ("in use, resident", of_heap(evidence.live_resident_bytes)),
+        ("trimmable", of_heap(ladder.trimmable_bytes)),
+        ("pinned", of_heap(ladder.pinned_bytes)),
+        ("kept", of_heap(evidence.details.kept_bytes)),
+        ("cached", of_heap(evidence.details.cached_bytes)),
         ("in huge pages", known(evidence.details.huge_bytes)),
     ];
     writeln!(out, "\n  evidence")?;
@@ -394,7 +396,10 @@ fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, 
     }
     if let Some(change) = &evidence.change {
         let sign = |delta: i64| if delta < 0 { "−" } else { "+" };
-        let mut deltas = vec![("live, change", change.live_bytes_delta), ("resident, change", change.resident_bytes_delta)];
+        let mut deltas = vec![("resident, change", change.resident_bytes_delta)];
+        if ladder.extent_bytes > 0 {
+            deltas.insert(0, ("live, change", change.live_bytes_delta));
+        }
         if change.outside_bytes_delta != 0 {
             deltas.push(("outside, change", change.outside_bytes_delta));
         }

@@ -255,7 +255,7 @@ fn healthy(evidence: &Evidence, live: u64, free: u64, lasting: u64, passes: bool
         "of {} resident in {}, {} is in use and {} is free",
         HumanBytes(ladder.resident_bytes),
         evidence.heap(),
-        HumanBytes(evidence.live_resident_bytes.unwrap_or(live.min(ladder.resident_bytes))),
+        HumanBytes(evidence.live_resident_bytes.unwrap_or(live.min(ladder.resident_bytes.saturating_sub(free)))),
         HumanBytes(free)
     );
     let confidence = match &evidence.change {

@@ -4,7 +4,7 @@ use super::decide::of_heap;
 use super::trend::Shape;
 use super::verdict::{Change, Evidence, Finding, Kind, Remedy, Source, TrendSample, Verdict};
 use crate::allocator::Allocator;
-use crate::heap::ladder::{Ladder, fragmentation_ratio};
+use crate::heap::ladder::Ladder;
 use crate::profile::{BEFORE_ATTACH, Frame, HeapSummary, Mode, Process, Profile, Stack, UNATTRIBUTED, ValueKind, glue, text};
 use crate::units::{HumanBytes, counted};
 
@@ -43,8 +43,8 @@ pub fn judge(profile: &Profile) -> Option<(&Process, Verdict)> {
     let ladder = Ladder { unknown_bytes: heap.unknown_bytes.or(Some(0)), ..heap.map(Option::unwrap_or_default) };
     let evidence = Evidence {
         rss_bytes: ladder.resident_bytes,
-        fragmentation_ratio: ladder.used_bytes(None).and_then(|used| fragmentation_ratio(used, ladder.resident_bytes)),
-        free_resident_bytes: heap.resident_bytes.zip(heap.live_bytes).map(|(resident, live)| resident.saturating_sub(live)),
+        fragmentation_ratio: heap.fragmentation_ratio(),
+        free_resident_bytes: heap.free_resident_bytes(),
         ladder,
         change,
         ..Evidence::default()
@@ -81,7 +81,7 @@ fn change(profile: &Profile, process: &Process) -> Option<Change> {
     let (start, end) = (process.at_start?, process.heap?);
     let look = |at_s, heap: HeapSummary| {
         let (live_bytes, resident_bytes) = (heap.live_bytes?, heap.resident_bytes?);
-        Some(TrendSample { at_s, live_bytes, resident_bytes, free_bytes: resident_bytes.checked_sub(live_bytes), outside_bytes: 0 })
+        Some(TrendSample { at_s, live_bytes, resident_bytes, free_bytes: heap.free_resident_bytes(), outside_bytes: 0 })
     };
     let before = look(start.after_ms as f64 / 1e3, start.heap)?;
     let after = look(profile.meta.duration_s, end)?;

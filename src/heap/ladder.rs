@@ -108,10 +108,20 @@ impl Ladder {
 }
 
 impl Ladder<Option<u64>> {
-    /// [`fragmentation_ratio`] of the live bytes; `None` if a rung is not known.
+    /// Resident bytes that are free: what live and unknown bytes leave, but no less than what is trimmable or pinned, because live bytes
+    /// need not have been touched. `None` if live or resident bytes are not known.
+    #[must_use]
+    pub fn free_resident_bytes(&self) -> Option<u64> {
+        let used = self.live_bytes?.saturating_add(self.unknown_bytes.unwrap_or(0));
+        let left = self.resident_bytes?.saturating_sub(used);
+        Some(left.max(self.trimmable_bytes.max(self.pinned_bytes).unwrap_or(0)).min(self.resident_bytes?))
+    }
+
+    /// [`fragmentation_ratio`] of what is not free; `None` if a rung is not known.
     #[must_use]
     pub fn fragmentation_ratio(&self) -> Option<f64> {
-        fragmentation_ratio(self.live_bytes?, self.resident_bytes?)
+        let resident = self.resident_bytes?;
+        fragmentation_ratio(resident - self.free_resident_bytes()?, resident)
     }
 
     /// [`extent_ratio`] of the live bytes; `None` if a rung is not known.
@@ -163,6 +173,9 @@ mod tests {
         let written = HEAP.map(Some);
         assert_eq!((written.fragmentation_ratio(), written.extent_ratio()), (Some(0.75), Some(5.0)));
         assert_eq!(Ladder { resident_bytes: None, ..written }.fragmentation_ratio(), None);
+        // More is live than resident: some of it was never touched.
+        let untouched = Ladder { live_bytes: Some(900), ..written };
+        assert_eq!((untouched.free_resident_bytes(), untouched.fragmentation_ratio()), (Some(300), Some(0.375)));
     }
 
     #[test]
