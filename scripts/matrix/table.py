@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/kernels.md from the logs of kernel-matrix.sh.
 
-usage: table.py LOG... (one a kernel; those of which there is none keep their column out of the table)
+usage: table.py LOG... (one a kernel). The tables of an architecture without a log stay as they are; a kernel of the others without one
+loses its column.
 """
 import json
 import os
@@ -99,9 +100,8 @@ def refused(features):
     return features["perf_uprobe"].get("reason", "no reason") if has_all and features["perf_uprobe"]["works"] != "yes" else None
 
 
-def main():
-    runs = sorted((read(path) for path in sys.argv[1:]), key=lambda run: number(run["kernel"]))
-    unfinished = [run["kernel"] for run in runs if not run["ended"]]
+def tables(runs, before):
+    """The lines on some kernels, and where a program's instruction count has changed by a tenth."""
     unknown = [run["kernel"] for run in runs if run["page"] is None]
     runs = [run for run in runs if run["page"] is not None]
     lines = stands(runs) + [f"- **{kernel}**: did not finish within the guests' time limit." for kernel in unknown] + [""]
@@ -119,9 +119,7 @@ def main():
         lines.append(row([f"`{name}`", *("not offered" if result == "skipped" else result for result in results)]))
     lines.append("")
     lines += [row(["program", *(run["kernel"] for run in runs)]), row(["---"] + ["---:"] * len(runs))]
-    text = open(DOCUMENT, encoding="utf-8").read()
-    before, changes = counts_before(text), []
-    programs = []
+    programs, changes = [], []
     for run in runs:
         programs += [key for p in run["page"]["programs"] if (key := (p["object"], p["name"])) not in programs]
     for key in programs:
@@ -136,18 +134,34 @@ def main():
     for run in runs:
         for line in run["noise"]:
             lines.append(f"\n{run['kernel']} logged: `{line}`")
-    begin, end = "<!-- make kernel-matrix writes from here -->\n", "<!-- to here -->\n"
-    head, rest = text.split(begin)
-    _, tail = rest.split(end)
+    return lines, changes
+
+
+def main():
+    runs = sorted((read(path) for path in sys.argv[1:]), key=lambda run: number(run["kernel"]))
+    text = open(DOCUMENT, encoding="utf-8").read()
+    before = counts_before(text)
+    # An architecture without logs keeps its tables.
+    for architecture in ("x86-64", "arm64"):
+        own = [run for run in runs if run["kernel"].endswith("arm64") == (architecture == "arm64")]
+        if not own:
+            continue
+        lines, changes = tables(own, before)
+        begin, end = f"<!-- make kernel-matrix writes {architecture} from here -->\n", "<!-- to here -->\n"
+        head, rest = text.split(begin)
+        _, tail = rest.split(end, 1)
+        text = head + begin + "\n".join(lines) + "\n" + end + tail
+        for change in changes:
+            print(change)
+    open(DOCUMENT, "w", encoding="utf-8").write(text)
+    unfinished = [run["kernel"] for run in runs if not run["ended"]]
+    runs = [run for run in runs if run["page"] is not None]
     # The verifier's limit is a million; a program close to it on one kernel may be refused by the next.
     heavy = [p for run in runs for p in run["page"]["programs"] if (p["instructions"] or 0) > 500_000]
-    open(DOCUMENT, "w", encoding="utf-8").write(head + begin + "\n".join(lines) + "\n" + end + tail)
-    for change in changes:
-        print(change)
     failed = [f"{run['kernel']} has what the ordinary programs need, but: {reason}" for run in runs if (reason := refused(run["page"]["kernel"]))]
     failed += [f"{run['kernel']}: {name}" for run in runs for name, result in run["tests"].items() if result == "FAILED"]
-    for text in failed + [f"{p['name']} takes the verifier {p['instructions']} instructions" for p in heavy]:
-        print(text, file=sys.stderr)
+    for line in failed + [f"{p['name']} takes the verifier {p['instructions']} instructions" for p in heavy]:
+        print(line, file=sys.stderr)
     sys.exit(1 if failed or heavy or unfinished else 0)
 
 
