@@ -245,7 +245,10 @@ impl TrendSamples {
         let grown = live.gain();
         let is_new = resident.gain().saturating_mul(100) >= grown.saturating_mul(NEW_PERCENT_MIN);
         let had_room = first.free_bytes.is_some_and(|free| free >= grown);
-        (had_room && !is_new) || last.resident_bytes.saturating_add(CLIMB_BYTES_MIN) < self.former_peak_bytes
+        // The peak is the process's: it tells of malloc's heap only where that is most of it. A JVM's is its Java heap's.
+        let heap = last.live_bytes.saturating_add(last.free_bytes.unwrap_or(0));
+        let is_most = heap.saturating_mul(2) >= last.resident_bytes;
+        (had_room && !is_new) || (is_most && last.resident_bytes.saturating_add(CLIMB_BYTES_MIN) < self.former_peak_bytes)
     }
 
     fn free_floor(&self, now_s: f64) -> Option<u64> {
@@ -494,6 +497,17 @@ mod tests {
         assert_eq!(sawtooth.change().unwrap().live_shape, Shape::Refilling);
         sawtooth.set_former_peak(90 * MIB);
         assert_eq!(sawtooth.change().unwrap().live_shape, Shape::Growing);
+    }
+
+    #[test]
+    fn a_former_peak_of_memory_outside_malloc_does_not_hide_a_leak() {
+        let mut jvm = TrendSamples::new(12);
+        for index in 0..6 {
+            let live_bytes = 40 * MIB + index * 10 * MIB;
+            jvm.add(TrendSample { at_s: index as f64, live_bytes, resident_bytes: 300 * MIB + live_bytes, ..TrendSample::default() });
+        }
+        jvm.set_former_peak(700 * MIB);
+        assert_eq!(jvm.change().unwrap().live_shape, Shape::Growing);
     }
 
     #[test]
