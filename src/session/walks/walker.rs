@@ -1,10 +1,11 @@
 //! Takes censuses during a recording, one after the other on a separate thread, so that neither the driver nor the rings wait for a walk.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::census::live::LiveMemory;
 use crate::census::{Level, Taken};
@@ -58,9 +59,12 @@ pub struct Walked {
     pub ended_ns: u64,
     /// The census, if it is usable.
     pub taken: Option<Taken>,
-    /// What runtimes manage beside malloc ([`heap::managed_beside`]). Not at a start, when there is nothing yet.
+    /// What runtimes manage beside malloc ([`heap::managed_beside`]), now and then; not at a start, when there is nothing yet.
     pub managed_beside: Vec<String>,
 }
+
+/// Time between two looks at the memory that a process's runtimes manage: it is not in what a walk is known to cost.
+const MANAGED_EVERY: Duration = Duration::from_secs(2);
 
 /// The walking thread.
 pub struct Walker {
@@ -81,11 +85,18 @@ impl Walker {
         let only_starts = Arc::<AtomicBool>::default();
         let hurry = Arc::clone(&only_starts);
         let work = move || {
+            let mut managed_at: HashMap<Pid, Instant> = HashMap::new();
             for request in asked {
                 if request.purpose == Purpose::During && hurry.load(Ordering::Relaxed) {
                     continue;
                 }
-                if done.send(walk(request)).is_err() {
+                let wants_managed =
+                    request.purpose == Purpose::During && managed_at.get(&request.whose.pid).is_none_or(|at| at.elapsed() >= MANAGED_EVERY);
+                if wants_managed {
+                    managed_at.retain(|_, at| at.elapsed() < MANAGED_EVERY);
+                    managed_at.insert(request.whose.pid, Instant::now());
+                }
+                if done.send(walk(request, wants_managed)).is_err() {
                     break;
                 }
             }
@@ -122,7 +133,7 @@ impl Walker {
     }
 }
 
-fn walk(request: Request) -> Walked {
+fn walk(request: Request, wants_managed: bool) -> Walked {
     let mut began_ns = monotonic_ns();
     let mut taken = census_of(request.whose);
     // A later walk serves equally well: memory that is live then and never recorded is from before.
@@ -135,10 +146,7 @@ fn walk(request: Request) -> Walked {
         taken = census_of(request.whose);
     }
     let ended_ns = monotonic_ns();
-    let managed_beside = match request.purpose {
-        Purpose::Start => Vec::new(),
-        Purpose::During => heap::managed_beside(request.whose.pid, request.whose.heaps),
-    };
+    let managed_beside = if wants_managed { heap::managed_beside(request.whose.pid, request.whose.heaps) } else { Vec::new() };
     Walked { whose: request.whose, purpose: request.purpose, began_ns, ended_ns, taken, managed_beside }
 }
 
