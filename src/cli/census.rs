@@ -256,7 +256,12 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     }
     row(4, "of it mmapped", Some(heap.mmapped_bytes), format!("{} allocations", heap.mmapped_allocations))?;
     row(2, "cached", details.cached_bytes, String::new())?;
-    row(2, "free", heap.free_bytes, heap.largest_free_bytes.map_or(String::new(), |bytes| format!("largest run {}", HumanBytes(bytes))))?;
+    row(
+        2,
+        "free",
+        heap.free_bytes,
+        heap.largest_free_bytes.map_or(String::new(), |bytes| format!("largest run {}, with caches and top", HumanBytes(bytes))),
+    )?;
     row(2, "top", Some(heap.top_bytes), String::new())?;
     row(2, "overhead", Some(heap.overhead_bytes), String::new())?;
     row(2, "unknown", ladder.unknown_bytes, String::new())?;
