@@ -252,9 +252,9 @@ fn survivors_in_the_heaps_of_musl_and_jemalloc_are_checked_again() {
     if bpf().is_some() {
         let _alone = serial();
         let start = |heap: Heap| Watched::start(heap, &heap.built("keeps.c", &[]).display().to_string(), &[], None);
-        // One after the other: two at once have few windows.
+        // One after the other, and with a larger budget: they run for a part of the time, and windows are few.
         for program in [Heap::Musl, Heap::Preloaded(JEMALLOC)].map(start) {
-            let [checked] = compare_with_ledgers(&[program], LONG_BUDGET, 26)[..] else { panic!("one program") };
+            let [checked] = compare_with_ledgers(&[program], 3.0 * LONG_BUDGET, 26)[..] else { panic!("one program") };
             assert!(checked >= 20, "only {checked} blocks were reported");
         }
     }
