@@ -33,6 +33,37 @@ fn said(options: &[&str], environment: &str) -> Option<(String, Vec<String>, boo
     Some((doctor.out, notes, report["stacks"].to_string().contains("keepBuffers")))
 }
 
+/// V8 makes its code executable after the recording has begun, and the process and its perf map's directory are gone at the end.
+#[test]
+fn functions_of_a_node_that_is_launched_and_ends_are_named() {
+    const BUFFERS: u64 = 800;
+    if bpf().is_none() {
+        return;
+    }
+    let _one = serial();
+    let Some(node) = build::tool("node") else { return };
+    let script = format!(
+        "const kept = []; function keepBuffers() {{ kept.push(Buffer.alloc(40000)); }} \
+         const timer = setInterval(() => {{ keepBuffers(); if (kept.length == {BUFFERS}) clearInterval(timer); }}, 5);"
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("node.pb.gz");
+    let mut command = fragprof();
+    command.args(["record", "-o"]).arg(&file).arg("--").arg(node);
+    let done = run(command.args(["--perf-basic-prof", "--interpreted-frames-native-stack", "--no-turbo-inlining", "-e", &script]));
+    assert!(done.status.success(), "{}", done.err);
+    let report = run(fragprof().arg("report").arg(&file).args(["--by", "allocated", "--json", "--top", "100000"]));
+    let report: Value = serde_json::from_str(&report.out).unwrap();
+    let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", report["processes"][0]["pid"]));
+    let stacks = report["stacks"].as_array().unwrap().iter();
+    let of_function = stacks.filter(|stack| stack["frames"].to_string().contains("keepBuffers"));
+    let large = of_function.filter(|stack| stack["allocated_bytes"].as_u64() >= Some(40_000));
+    let bytes: u64 = large.map(|stack| stack["allocated_bytes"].as_u64().unwrap()).sum();
+    // Code is known a second after it was first met.
+    assert!(bytes > BUFFERS * 40_000 / 2, "{bytes} bytes are named: {}", report["notes"]);
+    assert!(bytes < BUFFERS * 41_000, "{bytes}");
+}
+
 #[test]
 fn doctor_and_the_profile_say_what_node_must_be_started_with_and_that_it_then_has_names() {
     if bpf().is_none() {
