@@ -49,7 +49,8 @@ fn functions_of_a_node_that_is_launched_and_ends_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("node.pb.gz");
     let mut command = fragprof();
-    command.args(["record", "-o"]).arg(&file).arg("--").arg(node);
+    // V8 also writes a log to its directory.
+    command.args(["record", "-o"]).arg(&file).arg("--").arg(node).current_dir(directory.path());
     let done = run(command.args(["--perf-basic-prof", "--interpreted-frames-native-stack", "--no-turbo-inlining", "-e", &script]));
     assert!(done.status.success(), "{}", done.err);
     let report = run(fragprof().arg("report").arg(&file).args(["--by", "allocated", "--json", "--top", "100000"]));
