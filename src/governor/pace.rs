@@ -38,7 +38,8 @@ const WAIT_MAX_S: f64 = 60.0;
 /// Maximum cost of a target's first full trace, in seconds; less for one that hardly runs ([`SAVED_S`]). Any target may have as long a
 /// burst while it is traced in full.
 const TRIAL_S: f64 = 0.005;
-/// Seconds of the budget that are saved at most: a quiet hour does not allow a slow second. A trial or a burst takes no more.
+/// Seconds of the budget that are saved at most: a quiet hour does not allow a slow second. A trial takes no more, nor does a burst longer
+/// than [`TRIAL_S`].
 const SAVED_S: f64 = 60.0;
 /// Seconds over which the load is averaged.
 const LOAD_OVER_S: f64 = 10.0;
@@ -386,9 +387,8 @@ mod tests {
         schedule.restart(pace.wait_s());
         while now_s < 600.0 {
             let cycle = schedule.draw(now_s, &pace.periods()).unwrap();
-            let bursts =
-                (cycle.class.length_s() * 5.0).max(if (cycle.open_s * 5.0).fract() < cycle.class.length_s() * 5.0 { 1.0 } else { 0.0 });
-            let lost_here_s = bursts.floor() * COSTS.seconds(200, 200);
+            let bursts = ((cycle.open_s + cycle.class.length_s()) * 5.0).floor() - (cycle.open_s * 5.0).floor();
+            let lost_here_s = bursts * COSTS.seconds(200, 200);
             pace.elapse(cycle.end_s - now_s, 0.002 * (cycle.end_s - now_s) + lost_here_s);
             pace.spent(WindowCost { lost_s: lost_here_s, around_s: 0.0, open_s: cycle.class.length_s(), tier: Tier::Windows });
             lost_s += lost_here_s;

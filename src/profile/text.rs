@@ -333,8 +333,8 @@ pub fn governed(governed: &Governed) -> String {
         let ms = |seconds: f64| format!("{:.1} ms", seconds * 1e3);
         let _ = write!(
             text,
-            ": {} of the {} that it ran, more than the budget, because the first trials are paid for by what follows and each process may \
-             lose some microseconds a second",
+            ": {} of the {} that it ran, more than the budget: trials at the start and bursts are paid for later, and any process may lose \
+             some microseconds a second",
             ms(governed.slowdown_ratio_est * governed.run_s),
             ms(governed.run_s)
         );

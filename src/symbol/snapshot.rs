@@ -116,14 +116,16 @@ impl Snapshots {
 }
 
 /// Reads the perf map that a just-in-time compiler of the process wrote, if there is one, into its space; of a process that has ended, the
-/// one that was there at the last [update](Snapshots::update).
+/// one that was there at the last [update](Snapshots::update), whose file is closed then.
 pub fn read_perf_map(space: &mut AddressSpace, process: &Process) {
     let present = perf_map_file(process);
-    if present.is_some() {
-        *space.perf_map_file() = present;
-    }
-    if let Some(map) = space.perf_map_file().as_ref().and_then(|file| PerfMap::read(file).ok()) {
+    let is_present = present.is_some();
+    let file = present.or_else(|| space.perf_map_file().take());
+    if let Some(map) = file.as_ref().and_then(|file| PerfMap::read(file).ok()) {
         space.set_perf_map(map);
+    }
+    if is_present {
+        *space.perf_map_file() = file;
     }
 }
 

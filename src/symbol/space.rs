@@ -52,7 +52,7 @@ pub struct AddressSpace {
     pid: u32,
     regions: Vec<Region>,
     perf_map: Option<PerfMap>,
-    /// The file it is read from, kept open: it is out of reach once the process has ended.
+    /// The file it is read from, kept open while the process runs: afterwards it is out of reach.
     perf_map_file: Option<File>,
     named: Arc<NamedFrames>,
 }
