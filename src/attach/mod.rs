@@ -29,7 +29,7 @@ use self::state::{Mapped, PassRefused};
 use crate::allocator::detect::{AllocatorModule, Detection, Detector};
 use crate::allocator::{Allocator, is_own_library};
 use crate::inject::audit::By;
-use crate::inject::{self, Argument, Call, Ending, Forbidden, Limits, Made, Refusal, function_vaddr, locks};
+use crate::inject::{self, Argument, Call, Ending, Forbidden, Image, Limits, Made, Refusal, function_vaddr, locks};
 use crate::process::maps::{Mapping, Maps};
 use crate::process::{MappedFile, Process};
 use crate::sampler::fit::SANITIZER_LIBRARIES;
@@ -145,6 +145,7 @@ impl AttachReport {
 /// What is known of a process in which a call can be made.
 #[derive(Debug)]
 pub struct Plan {
+    image: Image,
     flavour: Flavour,
     maps: Maps,
     trampoline: u64,
@@ -180,6 +181,7 @@ impl Plan {
 /// What forbids it.
 pub fn plan(process: &Process, flavour: Flavour) -> Result<Plan, AttachRefusal> {
     inject::check(process)?;
+    let image = Image::of(process)?;
     let maps = process.maps().map_err(|_| Refusal::Ended)?;
     let detection = Detector::default().detect(process).map_err(|_| Refusal::Ended)?;
     let program = fs::metadata(process.directory().join("exe")).map_err(|_| Refusal::Ended)?.ino();
@@ -191,7 +193,7 @@ pub fn plan(process: &Process, flavour: Flavour) -> Result<Plan, AttachRefusal> 
     let trampoline = inject::trampoline(process, &maps)?;
     let mapped = Mapped::find(process, &maps, flavour);
     let unseen = linked_in(&detection, program);
-    Ok(Plan { flavour, maps, trampoline, forbidden, mapped, allocator, unseen })
+    Ok(Plan { image, flavour, maps, trampoline, forbidden, mapped, allocator, unseen })
 }
 
 /// What the library does not see of a process with another allocator linked in.
@@ -313,6 +315,7 @@ fn load(process: &Process, plan: Plan, path: &Path, report: &mut AttachReport) -
     let maps = process.maps().map_err(|_| Refusal::Ended)?;
     match Mapped::find(process, &maps, plan.flavour) {
         Some(mapped) => Ok(Plan { maps, mapped: Some(mapped), ..plan }),
+        None if !plan.image.is_of(process) => Err(Refusal::Replaced.into()),
         None => Err(AttachRefusal::NotLoaded { path: path.to_owned() }),
     }
 }
@@ -350,7 +353,8 @@ fn call_library(
     let function = mapped.function(&plan.maps, name).ok_or(AttachRefusal::UnknownState)?;
     let system_calls = if plan.flavour == Flavour::AttachedRecorder { &recorder::CALLS[..] } else { &OWN_CALLS };
     call(process, plan, (name, function), arguments, system_calls, report)?;
-    let state = mapped.state(process).ok_or(AttachRefusal::UnknownState)?;
+    let unknown = || if plan.image.is_of(process) { AttachRefusal::UnknownState } else { Refusal::Replaced.into() };
+    let state = mapped.state(process).ok_or_else(unknown)?;
     report.state = Some(state);
     // The library does nothing while another call of it runs.
     if state.runs != 0 { Err(AttachRefusal::CallUnderWay) } else { Ok(state) }
@@ -364,12 +368,13 @@ fn call(
     system_calls: &[(&'static str, libc::c_long)],
     report: &mut AttachReport,
 ) -> Result<(), AttachRefusal> {
-    let call = Call { function, arguments, trampoline: plan.trampoline, forbidden: &plan.forbidden, system_calls };
+    let call = Call { image: &plan.image, function, arguments, trampoline: plan.trampoline, forbidden: &plan.forbidden, system_calls };
     let made = inject::make(process, &call, &Limits { call: PATIENCE, ..Limits::default() })?;
     report.add(name, &made);
     match made.ending {
         Ending::Returned => Ok(()),
         Ending::Gone => Err(Refusal::Ended.into()),
+        Ending::Replaced => Err(Refusal::Replaced.into()),
         Ending::StillRuns | Ending::NotBegun => {
             Err(AttachRefusal::NotEnded { function: name, thread: made.thread.tid, ending: made.ending.words() })
         }

@@ -255,6 +255,9 @@ fn write_outcome(out: &mut dyn Write, report: &TrimReport) -> io::Result<()> {
                 report.thread.unwrap_or(0)
             )?;
         }
+        (Some(Ending::Replaced), _) => {
+            writeln!(out, "the process executed another program meanwhile; whether the call had returned is not known")?;
+        }
         (Some(Ending::Gone), _) => writeln!(out, "the process, or the thread that made the call, ended meanwhile")?,
         (None, _) => {}
     }

@@ -15,6 +15,7 @@
 pub mod audit;
 mod code;
 pub mod frame;
+mod image;
 pub mod locks;
 pub mod memory;
 mod parked;
@@ -30,6 +31,7 @@ use std::time::{Duration, Instant};
 
 pub use code::{address_of, function_vaddr, trampoline};
 pub use frame::Argument;
+pub use image::Image;
 pub use parked::{Parked, Rank, Threads};
 pub use refusal::{Refusal, Unfit};
 pub use stack::Forbidden;
@@ -53,6 +55,8 @@ const WAIT_CHANNEL_BYTES_MAX: u64 = 256;
 /// What is called, and what it needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
+    /// The image that the addresses are of.
+    pub image: &'a Image,
     /// Address of the function.
     pub function: u64,
     /// Its arguments.
@@ -94,6 +98,8 @@ pub enum Ending {
     NotBegun,
     /// The thread or the process ended first.
     Gone,
+    /// The process has executed another program since; whether the call had returned is not known.
+    Replaced,
 }
 
 impl Ending {
@@ -105,6 +111,7 @@ impl Ending {
             Self::StillRuns => "still runs",
             Self::NotBegun => "not begun",
             Self::Gone => "the thread ended",
+            Self::Replaced => "the process executed another program",
         }
     }
 }
@@ -228,7 +235,7 @@ pub fn make(process: &Process, call: &Call<'_>, limits: &Limits) -> Result<Made,
     let Some((parked, committed)) = committed else { return Err(Refusal::NoThread { threads: threads.count, unfit }) };
     let directory = process.directory().join(format!("task/{}", parked.tid));
     let name = read_bounded(&directory.join("comm"), 64).unwrap_or_default();
-    let ending = wait_for_end(process, &directory, &committed, limits.call);
+    let ending = wait_for_end(process, call.image, &directory, &committed, limits.call);
     Ok(Made {
         thread: parked,
         thread_name: String::from_utf8_lossy(name.trim_ascii_end()).into_owned(),
@@ -312,7 +319,7 @@ pub fn make(_process: &Process, _call: &Call<'_>, _limits: &Limits) -> Result<Ma
 /// Waits until the thread has its own mask again. Before the call begins it has it too: the call has begun once the mask was seen, or the
 /// canary below its frame is gone.
 #[cfg(target_arch = "x86_64")]
-fn wait_for_end(process: &Process, directory: &std::path::Path, committed: &tracer::Committed, limit: Duration) -> Ending {
+fn wait_for_end(process: &Process, image: &Image, directory: &std::path::Path, committed: &tracer::Committed, limit: Duration) -> Ending {
     let pid = process.pid().0.cast_signed();
     let deadline = Instant::now() + limit;
     let mut has_begun = false;
@@ -321,13 +328,14 @@ fn wait_for_end(process: &Process, directory: &std::path::Path, committed: &trac
         match memory::word(pid, committed.canary) {
             Some(word) => has_begun |= word != frame::CANARY,
             None if tracer::has_ended(process) => return Ending::Gone,
+            None if !image.is_of(process) => return Ending::Replaced,
             None => {}
         }
         let Some(status) = ThreadStatus::read(directory).filter(|status| !status.is_dead()) else { return Ending::Gone };
         let is_calling = status.blocked == frame::call_mask();
         has_begun |= is_calling;
         if has_begun && !is_calling {
-            return Ending::Returned;
+            return if image.is_of(process) { Ending::Returned } else { Ending::Replaced };
         }
         if Instant::now() >= deadline {
             return if has_begun { Ending::StillRuns } else { Ending::NotBegun };

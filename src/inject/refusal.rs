@@ -109,6 +109,9 @@ pub enum Refusal {
     /// It ended.
     #[error("it ended meanwhile")]
     Ended,
+    /// An execve came between.
+    #[error("it has executed another program since it was examined: try again")]
+    Replaced,
     /// A request of the kernel that cannot fail did.
     #[error("{what}: {reason}")]
     Kernel {
@@ -144,6 +147,7 @@ impl Refusal {
             Self::NoThread { unfit, .. } => most_frequent(unfit).map_or("no_parked_thread", Unfit::name),
             Self::SignalFrame { .. } => "signal_frame",
             Self::Ended => "ended",
+            Self::Replaced => "replaced",
             Self::Kernel { .. } => "kernel",
         }
     }

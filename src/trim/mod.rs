@@ -22,7 +22,7 @@ pub use self::stall::{ArenaStall, Rate, Stall};
 use crate::allocator::{Allocator, ReleaseArgument};
 use crate::census::page_cache::PageCache;
 use crate::census::{HeapWalk, LayoutCache, Level, LiveMemory, Memory, Options, Pace, Taken, glibc, page_map, take};
-use crate::inject::{self, Argument, Call, Ending, Limits, Made, Refusal};
+use crate::inject::{self, Argument, Call, Ending, Image, Limits, Made, Refusal};
 use crate::process::Process;
 
 /// Longest stall that is accepted unless another one is given.
@@ -67,6 +67,7 @@ pub struct Plan {
     pub thread: (u32, &'static str),
     /// Resident bytes of the heap.
     pub resident_bytes: u64,
+    image: Image,
     callable: Callable,
     arguments: Vec<Argument>,
     trampoline: u64,
@@ -99,6 +100,7 @@ pub fn plan(memory: &LiveMemory, request: &Request, rate: &Rate, layouts: &mut L
     let process = memory.process();
     // The reasons that hold whatever the heap looks like come first: they are the cheapest to find.
     let threads = inject::check(process)?;
+    let image = Image::of(process)?;
     let (heap, taken) = heap_of(memory, request.pace, layouts)?;
     let walk = taken.heaps.get(heap).ok_or(TrimRefusal::NoHeap)?;
     let account = &walk.account;
@@ -131,6 +133,7 @@ pub fn plan(memory: &LiveMemory, request: &Request, rate: &Rate, layouts: &mut L
         thread,
         resident_bytes: account.ladder.resident_bytes,
         arguments: arguments.collect(),
+        image,
         trampoline,
         callable,
     })
@@ -150,6 +153,7 @@ fn text_of(callable: &Callable, pad_bytes: u64) -> String {
 /// Why it was not made.
 pub fn carry_out(memory: &LiveMemory, plan: &Plan, request: &Request, layouts: &mut LayoutCache) -> Result<Outcome, TrimRefusal> {
     let call = Call {
+        image: &plan.image,
         function: plan.callable.function,
         arguments: &plan.arguments,
         trampoline: plan.trampoline,

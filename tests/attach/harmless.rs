@@ -4,7 +4,7 @@ use super::{attaching, detaching, done};
 use crate::sampler::programs::Libraries;
 use crate::support::serial;
 use crate::trim::harmless::{churn, counts};
-use crate::trim::programs::{PROGRAMS, Start, exercise, number, python, redis};
+use crate::trim::programs::{PROGRAMS, Start, events, exercise, number, python, redis};
 use crate::trim::{kill_at_every_step, kill_at_random, made};
 
 /// Attaches and detaches in turn, with the library in its usual place.
@@ -70,6 +70,14 @@ fn real_programs_go_on_as_before_after_cycles_and_killed_commands() {
         println!("{name}: {row:?}");
         assert!(row.failure.is_none() && row.masks == 0 && row.made > 0, "{name}: {row:?}");
     }
+}
+
+/// The addresses of a call are of the program that was executed when they were looked up: in the next one they are somewhere else.
+#[test]
+fn a_program_that_executes_itself_all_the_time_is_left_alone() {
+    let row = exercise(|| Some(events(&["exec"])), in_turn, 24, 0, 0, 3).unwrap();
+    println!("{row:?}");
+    assert!(row.failure.is_none() && row.masks == 0, "{row:?}");
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn churn(words: &[&str], flags: &[&str]) -> Subject {
     Subject::of_itself(Command::new(program).args(words))
 }
 
-fn events(words: &[&str]) -> Subject {
+pub(crate) fn events(words: &[&str]) -> Subject {
     Subject::of_itself(Command::new(build("events.c", "events", &["-pthread"])).args(words))
 }
 
