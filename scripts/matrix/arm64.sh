@@ -2,7 +2,8 @@
 # Boots Debian's arm64 kernels in full emulation, with a cross-built fragprof, and runs scripts/matrix/plan-arm64 in each. For
 # kernel-matrix.sh, which names the suites and reads the logs.
 #
-#   arm64.sh SUITE...     arm64 (trixie's kernel), arm64-bookworm or arm64-backports (a kernel with sessions)
+#   arm64.sh SUITE...     arm64 (trixie's kernel), arm64-16k (the same with pages of 16 KiB), arm64-bookworm or arm64-backports (a kernel
+#                         with sessions)
 #
 # GUEST_SECONDS=3600 at most each, one after the other.
 set -euo pipefail
@@ -17,24 +18,28 @@ scripts/install-packages.sh qemu-system-arm cpio
 declare -A suites=(
 	[arm64-bookworm]='bookworm linux-image-6.1.0-*-cloud-arm64 bookworm'
 	[arm64]='trixie linux-image-6.12.*-cloud-arm64 trixie'
+	[arm64-16k]='trixie linux-image-6.12.*-arm64-16k trixie'
 	[arm64-backports]='trixie-backports linux-image-6.18.*-cloud-arm64 trixie'
 )
 declare -A libelf=([bookworm]=libelf1 [trixie]=libelf1t64)
 export ARCHITECTURE=arm64
 for suite in "$@"; do
 	read -r from package libraries <<<"${suites[$suite]}"
-	scripts/fetch-suite.sh "$from" "$kernels/$from-arm64" "$package"
+	scripts/fetch-suite.sh "$from" "$kernels/$suite" "$package"
 	scripts/fetch-suite.sh "$libraries" "$kernels/$libraries-arm64" "${libelf[$libraries]}" libc6 libgcc-s1 libstdc++6 zlib1g libzstd1 busybox-static dash
 done
 # The allocators, and what static programs are linked with.
 others=$kernels/others-arm64
 scripts/fetch-suite.sh bookworm "$others" libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 musl musl-dev
 
-integration=$(cargo test --quiet --no-run --test integration --target "$target" --message-format=json |
-	python3 -c 'import json,sys
+executable() {
+	cargo test --quiet --no-run --test integration "$@" --message-format=json | python3 -c 'import json,sys
 for line in sys.stdin:
     m = json.loads(line)
-    if m.get("executable") and m["target"]["name"] == "integration": print(m["executable"])')
+    if m.get("executable") and m["target"]["name"] == "integration": print(m["executable"])'
+}
+integration=$(executable --target "$target")
+host_integration=${INTEGRATION:-$(executable)}
 fragprof=$PWD/target/$target/debug/fragprof
 
 # The tests compile their programs; here under emulation, with compilers of the usual names that compile for arm64.
@@ -47,6 +52,15 @@ printf '#!/bin/sh\nexec aarch64-linux-gnu-g++ -mbranch-protection=standard "$@"\
 printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc "$@" -specs %s\n' "$PWD/$compilers/musl-gcc.specs" >"$compilers/musl-gcc"
 chmod +x "$compilers"/{cc,g++,musl-gcc}
 PATH="$PWD/$compilers:$PATH" qemu-aarch64-static -cpu max "$integration" --exact matrix::arm64::its_programs_are_compiled --ignored --nocapture
+
+# Core files of this machine, which the guests read.
+cores() {
+	local written=$1 read=$2 test=$3
+	FRAGPROF_CORES_WRITTEN=$written FRAGPROF_CORES_READ=$read "$host_integration" --exact "matrix::cores::$test" --ignored --nocapture
+}
+rm -rf "$out/cores-x86_64"
+cores "$PWD/$out/cores-x86_64" "" core_files_are_written
+gzip -1 "$out/cores-x86_64"/*.core
 
 # The root file system of a guest, by the suite of its libraries and its kernel's version: the binaries at their own paths, the test
 # programs and their sources, and the libraries.
@@ -78,15 +92,16 @@ make_root() {
 ROOT=$PWD
 INTEGRATION=$integration
 FRAGPROF=$fragprof
-export CI=true
+export CI=true FRAGPROF_CORES_WRITTEN=/tmp/cores FRAGPROF_CORES_READ=/matrix/cores
 END
+	cp -r "$out/cores-x86_64" "$root/matrix/cores"
 	(cd "$root" && find . -print0 | cpio --null --quiet -o -H newc) | gzip -1 >"$root.gz"
 }
 
 for suite in "$@"; do
-	read -r from _ libraries <<<"${suites[$suite]}"
+	read -r _ _ libraries <<<"${suites[$suite]}"
 	log=$out/$suite.log
-	kernel=$(find "$kernels/$from-arm64" -name 'vmlinuz*' -type f | sort -V | tail -1)
+	kernel=$(find "$kernels/$suite" -name 'vmlinuz*' -type f | sort -V | tail -1)
 	make_root "$out/root-$suite" "$libraries" "$(sed -E 's/.*vmlinuz-([0-9]+\.[0-9]+).*/\1/' <<<"$kernel")"
 	echo "booting $(basename "$kernel") of $suite"
 	# A CPU with everything that TCG supports: signed return addresses (by a cipher that is cheaper to emulate), landing pads, SVE. The
@@ -96,4 +111,14 @@ for suite in "$@"; do
 		-nographic -nodefaults -no-reboot -serial stdio -net none </dev/null 2>&1 | stdbuf -oL tr -d '\r' >"$log" ||
 		echo "$suite did not finish: see $log" >&2
 	grep -oE '@@ (kernel|test|dmesg).*' "$log" || echo "$suite did not boot: see $log" >&2
+	# Its core files, read here.
+	rm -rf "$out/cores-$suite"
+	mkdir -p "$out/cores-$suite"
+	awk -v into="$out/cores-$suite" '$1 == "@@file" { print $3 >(into "/" $2 ".base64") }' "$log"
+	for file in "$out/cores-$suite"/*.base64; do
+		[ ! -e "$file" ] || base64 -d "$file" >"${file%.base64}"
+	done
+	test=core_files_of_the_other_architecture_are_read result=ok
+	cores "" "$PWD/$out/cores-$suite" $test || result=FAILED
+	echo "@@ test $result matrix::cores::$test::ON_X86_64 0 0" | tee -a "$log"
 done

@@ -143,7 +143,7 @@ def main():
     before = counts_before(text)
     # An architecture without logs keeps its tables.
     for architecture in ("x86-64", "arm64"):
-        own = [run for run in runs if run["kernel"].endswith("arm64") == (architecture == "arm64")]
+        own = [run for run in runs if ("arm64" in run["kernel"]) == (architecture == "arm64")]
         if not own:
             continue
         lines, changes = tables(own, before)
