@@ -3,8 +3,7 @@
  * arm64. A call leaves its return address in x30, and nothing on the stack; functions that call others save it, nearly always next to
  * x29. Codes of registers in rules: 0 to 4 and 8 to 15 are x0 to x4 and x8 to x15, 5 is x30, 6 is x29, 7 is sp; others have none.
  *
- * Return addresses may be signed (pointer authentication): the signature is in the bits above the address, and is cut off. That is right
- * for kernels with 48 bits of user addresses or more; with fewer a signed address keeps some of it, is in no mapping, and ends the walk.
+ * Return addresses may be signed (pointer authentication): the signature is in the bits above the address, and is cut off.
  */
 #ifndef FRAGPROF_MACHINE_ARM64_BPF_H
 #define FRAGPROF_MACHINE_ARM64_BPF_H
@@ -79,9 +78,16 @@ static __always_inline bool fp_return_is_repeatable(const struct fp_rule *rule)
 	return rule->saved >> 4 == FP_RA_BESIDE_BP;
 }
 
+/* The bits of an address of user code: as many as the kernel's user space has, at most 48. Set before the programs are loaded. */
+#ifdef FP_HOST
+static __u64 fp_code_mask = (1ULL << 48) - 1;
+#else
+const volatile __u64 fp_code_mask SEC(".rodata.code") = (1ULL << 48) - 1;
+#endif
+
 static __always_inline __u64 fp_code_address(__u64 word)
 {
-	return word & ((1ULL << 48) - 1);
+	return word & fp_code_mask;
 }
 
 /* struct rt_sigframe (arch/arm64/kernel/signal.c): 128 bytes of siginfo, then the ucontext, in which the sigcontext is aligned to 16. */

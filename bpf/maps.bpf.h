@@ -34,10 +34,10 @@ struct {
 	__type(value, struct fp_slots);
 } slots_of_tgid SEC(".maps");
 
-/* The inner type of `rings`; its size is set by the daemon for each ring that it creates. */
+/* The inner type of `rings`; its size is set by the daemon for each ring that it creates, and is here that of the largest page. */
 struct ring {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4096);
+	__uint(max_entries, 65536);
 };
 
 /* Ring buffers by shard. A target's row names its shard, so its records keep their order. The daemon enters a ring before the first target

@@ -58,8 +58,19 @@ impl fmt::Display for FileOffset {
     }
 }
 
-/// Bytes of a page. x86-64 has no other base page; on arm64 only kernels with such pages are supported (`machine::host`).
-pub const PAGE_BYTES: u64 = 4096;
+/// Bytes of a page of this kernel: 4 KiB on x86-64, which has no other base page; 4, 16 or 64 KiB on arm64.
+#[must_use]
+#[inline]
+pub fn page_bytes() -> u64 {
+    if cfg!(target_arch = "x86_64") { 4096 } else { rustix::param::page_size() as u64 }
+}
+
+/// Bytes of a huge page: what one entry of the page table above the last level maps (`PMD_SIZE`). A table is a page of words.
+#[must_use]
+#[inline]
+pub fn huge_page_bytes() -> u64 {
+    page_bytes() / 8 * page_bytes()
+}
 
 /// Maximum number of threads of a process that are examined; stacks of further ones count as ordinary memory.
 pub const THREADS_MAX: usize = 1 << 16;

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::rules::Rules;
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 use crate::model::sample::Identity;
 use crate::model::seen::{Activity, Candidate};
 use crate::process::ProcessId;
@@ -122,7 +122,7 @@ impl Figures {
         let pages = number(24 - 15 - 1)?;
         let start_stack = number(28 - 24 - 1)?;
         let activity = Activity { faults: minor.saturating_add(major), ticks: user.saturating_add(system), pages };
-        Some(Self { rss_bytes: pages.saturating_mul(PAGE_BYTES), start_stack, activity })
+        Some(Self { rss_bytes: pages.saturating_mul(page_bytes()), start_stack, activity })
     }
 }
 

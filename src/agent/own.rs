@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 use crate::process::handle::read_bounded;
 
 /// Bytes read of `/proc/self/statm`.
@@ -19,7 +19,7 @@ pub fn thread_cpu() -> Duration {
 pub fn own_rss_bytes() -> Option<u64> {
     let bytes = read_bounded("/proc/self/statm".as_ref(), STATM_BYTES_MAX).ok()?;
     let pages: u64 = std::str::from_utf8(&bytes).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    Some(pages.saturating_mul(PAGE_BYTES))
+    Some(pages.saturating_mul(page_bytes()))
 }
 
 /// Longest and shortest time over which a thread's share of a core is measured.

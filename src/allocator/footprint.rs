@@ -4,7 +4,7 @@
 //! counts as live (live = requested + rounding).
 
 use crate::heap::pages::{Owner, Span};
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 use crate::ledger::Block;
 
 /// The rule of an allocator.
@@ -44,9 +44,9 @@ impl Footprint {
         let addr = block.addr.0;
         let (start, end) = match self {
             Self::Requested => (addr, addr.saturating_add(block.size_bytes)),
-            Self::Glibc if addr % PAGE_BYTES == 16 && block.size_bytes >= GLIBC_MMAP_THRESHOLD => {
+            Self::Glibc if addr % page_bytes() == 16 && block.size_bytes >= GLIBC_MMAP_THRESHOLD => {
                 let end = addr.saturating_add(block.size_bytes);
-                (addr - 16, end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(end))
+                (addr - 16, end.checked_next_multiple_of(page_bytes()).unwrap_or(end))
             }
             Self::Glibc => (addr.saturating_sub(8), addr.saturating_sub(8).saturating_add(glibc_chunk(block.size_bytes))),
             Self::Jemalloc { quantum_bytes } => (addr, addr.saturating_add(jemalloc_class(block.size_bytes, quantum_bytes))),

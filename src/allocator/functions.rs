@@ -12,9 +12,7 @@
 use serde::Serialize;
 
 use crate::bpf;
-
-/// log2 of a page's bytes.
-const PAGE_BITS: u8 = 12;
+use crate::units::page_bytes;
 
 /// What a call does with blocks: those of [`bpf::Op`] that are calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -118,7 +116,7 @@ impl Function {
     /// log2 of the alignment that it always has; 0 = the allocator's own.
     #[must_use]
     pub fn fixed_alignment_bits(&self) -> u8 {
-        if ["valloc", "Valloc"].iter().any(|end| self.symbol.ends_with(end)) { PAGE_BITS } else { 0 }
+        if ["valloc", "Valloc"].iter().any(|end| self.symbol.ends_with(end)) { page_bytes().trailing_zeros() as u8 } else { 0 }
     }
 
     /// Whether a failure frees the block that was to be resized, as `reallocf` does (BSD, mimalloc).

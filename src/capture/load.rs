@@ -10,6 +10,7 @@ use libbpf_rs::{Link, Map, MapCore as _, Object, ObjectBuilder, OpenObject, Prin
 
 use super::{Config, Error, Result, trial};
 use crate::bpf;
+use crate::machine::{self, Machine};
 use crate::probe::features::Attach;
 
 /// A compiled object with the alignment that the ELF reader needs.
@@ -162,7 +163,11 @@ fn hint_for(root: bool, lockdown: &str) -> &'static str {
 
 fn try_load(method: Attach, config: &Config) -> libbpf_rs::Result<(Object, bool)> {
     let mut open: OpenObject = ObjectBuilder::default().name("fragprof")?.open_memory(object(method))?;
-    set_frames_max(&mut open, config.frames_max)?;
+    set_constant(&mut open, FRAMES_SECTION, &config.frames_max.clamp(1, bpf::FRAMES_DEEP_MAX).to_ne_bytes())?;
+    if Machine::HOST == Machine::Aarch64 {
+        let mask = (1u64 << machine::user_space::address_bits()) - 1;
+        set_constant(&mut open, CODE_MASK_SECTION, &mask.to_ne_bytes())?;
+    }
     for mut program in open.progs_mut() {
         let name = program.name().to_owned();
         let name = name.to_string_lossy();
@@ -178,13 +183,14 @@ fn try_load(method: Attach, config: &Config) -> libbpf_rs::Result<(Object, bool)
 /// The section with the programs' limit of frames (`fp_frames_limit`).
 const FRAMES_SECTION: &str = ".rodata.frames";
 
-/// Sets the programs' limit of frames.
-fn set_frames_max(open: &mut OpenObject, frames_max: u32) -> libbpf_rs::Result<()> {
-    let limit = frames_max.clamp(1, bpf::FRAMES_DEEP_MAX);
-    let section = open.maps_mut().find(|map| map.name() == FRAMES_SECTION);
-    section
-        .ok_or_else(|| libbpf_rs::Error::from(std::io::Error::other("the programs have no limit of frames")))?
-        .set_initial_value(&limit.to_ne_bytes())
+/// The section with the bits of an address of code (`fp_code_mask`, on arm64).
+const CODE_MASK_SECTION: &str = ".rodata.code";
+
+/// Sets the value of a section with one constant.
+fn set_constant(open: &mut OpenObject, section: &str, value: &[u8]) -> libbpf_rs::Result<()> {
+    let map = open.maps_mut().find(|map| map.name() == section);
+    map.ok_or_else(|| libbpf_rs::Error::from(std::io::Error::other(format!("the programs have no section {section}"))))?
+        .set_initial_value(value)
 }
 
 /// A program by name.

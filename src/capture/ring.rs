@@ -14,6 +14,7 @@ use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, RingBufferBuilder};
 use super::wire::{self, Record};
 use super::{Counters, Error, Result};
 use crate::bpf::SHARDS_MAX;
+use crate::units::page_bytes;
 
 /// Maximum number of records between two calls of [`Sink::pause`], so that a busy process cannot keep the sink from its other work.
 pub const BATCH_RECORDS: usize = 16 << 10;
@@ -136,7 +137,7 @@ pub fn open(rings: &Arc<Rings>, bytes: u32, sink: Box<dyn Sink>) -> Result<Ring>
         open[free] = true;
         Number(Arc::clone(rings), free as u32)
     };
-    let bytes = bytes.max(4096).checked_next_power_of_two().unwrap_or(1 << 31);
+    let bytes = bytes.max(page_bytes() as u32).checked_next_power_of_two().unwrap_or(1 << 31);
     let options =
         libbpf_sys::bpf_map_create_opts { sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t, ..Default::default() };
     let map_error = |source| Error::Map { map: "rings", source };

@@ -10,11 +10,11 @@ use std::path::Path;
 
 use super::memory::{Memory, MemoryError, is_user_address, word_at, word16_at, word32_at};
 use super::threads::{THREADS_MAX, ThreadState};
-use crate::heap::residency::{PAGE_BYTES, PageRun, PageRuns, PageState, page_down, page_up};
+use crate::heap::residency::{PageRun, PageRuns, PageState, page_bytes, page_down, page_up};
 use crate::machine::Machine;
 use crate::process::maps::{Device, Permissions};
 use crate::process::{Backing, Mapping, Maps};
-use crate::units::{Addr, FileOffset};
+use crate::units::{Addr, FileOffset, HumanBytes};
 
 /// Notes read at most: NT_FILE of a process with 65,530 mappings takes 8 MiB; threads' registers 1 KiB each.
 const NOTES_BYTES_MAX: u64 = 64 << 20;
@@ -30,7 +30,10 @@ const PF_W: u32 = 2;
 const PF_R: u32 = 4;
 const NT_PRSTATUS: u32 = 1;
 const NT_PRPSINFO: u32 = 3;
+const NT_AUXV: u32 = 6;
 const NT_FILE: u32 = 0x4649_4c45;
+/// Key of the page size in the auxiliary vector.
+const AT_PAGESZ: u64 = 6;
 /// e_phnum's value when the number of segments is in the first section header's sh_info.
 const PN_XNUM: u16 = 0xffff;
 
@@ -53,13 +56,15 @@ pub struct CoreFile {
     pid: u32,
     comm: String,
     threads: Vec<ThreadState>,
+    /// Of the machine that it is of; 0 if it does not say.
+    page_bytes: u64,
 }
 
 impl CoreFile {
     /// Opens a core file and reads its headers.
     ///
     /// # Errors
-    /// If it is not an ELF core file of x86-64 or arm64.
+    /// If it is not an ELF core file of x86-64 or arm64, or of a machine with pages of another size.
     pub fn open(path: &Path) -> Result<Self, MemoryError> {
         let name = path.display().to_string();
         let wrong = |reason: &str| MemoryError::Core { path: name.clone(), reason: reason.to_owned() };
@@ -87,8 +92,16 @@ impl CoreFile {
         }
         let mut headers = vec![0u8; usize::try_from(count * 56).unwrap_or(0)];
         file.read_exact_at(&mut headers, table).map_err(|_| wrong("its program headers are cut off"))?;
-        let mut core =
-            Self { file, path: name, segments: Vec::new(), maps: Maps::default(), pid: 0, comm: String::new(), threads: Vec::new() };
+        let mut core = Self {
+            file,
+            path: name,
+            segments: Vec::new(),
+            maps: Maps::default(),
+            pid: 0,
+            comm: String::new(),
+            threads: Vec::new(),
+            page_bytes: 0,
+        };
         let mut named: Vec<(Range<u64>, u64, String)> = Vec::new();
         for header in headers.chunks_exact(56) {
             let segment = Segment {
@@ -108,6 +121,15 @@ impl CoreFile {
         core.maps.mappings = core.segments.iter().map(|segment| mapping(segment, &named)).collect();
         if core.segments.is_empty() {
             return Err(MemoryError::Core { path: core.path, reason: "it contains no memory".into() });
+        }
+        // Residency, and what is trimmable and pinned, are of whole pages.
+        if core.page_bytes != 0 && core.page_bytes != page_bytes() {
+            let reason = format!(
+                "it is of a machine with pages of {}, and this one has pages of {}: read it on one with such pages",
+                HumanBytes(core.page_bytes),
+                HumanBytes(page_bytes())
+            );
+            return Err(MemoryError::Core { path: core.path, reason });
         }
         Ok(core)
     }
@@ -144,6 +166,10 @@ impl CoreFile {
                 }
                 NT_PRSTATUS if self.threads.len() < THREADS_MAX => self.threads.push(thread(machine, content)),
                 NT_FILE => read_files(content, named),
+                NT_AUXV => {
+                    let mut entries = content.chunks_exact(16).map(|entry| (word_at(entry, 0), word_at(entry, 8)));
+                    self.page_bytes = entries.find(|&(key, _)| key == AT_PAGESZ).map_or(0, |(_, value)| value);
+                }
                 _ => {}
             }
             at = content_end.next_multiple_of(4);
@@ -261,12 +287,12 @@ impl Memory for CoreFile {
                 if got == 0 {
                     break;
                 }
-                for page in part.get(..got).unwrap_or_default().chunks(PAGE_BYTES as usize) {
+                for page in part.get(..got).unwrap_or_default().chunks(page_bytes() as usize) {
                     if page.iter().any(|&byte| byte != 0) {
                         let state = PageState { present: true, ..PageState::default() };
-                        runs.push(PageRun { start: at, end: at.saturating_add(PAGE_BYTES), state });
+                        runs.push(PageRun { start: at, end: at.saturating_add(page_bytes()), state });
                     }
-                    at = at.saturating_add(PAGE_BYTES);
+                    at = at.saturating_add(page_bytes());
                 }
             }
         }

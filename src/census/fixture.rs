@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::memory::{Memory, MemoryError};
 use super::objects::{anonymous_ranges, objects, read_present};
-use crate::heap::residency::{PAGE_BYTES, PageRun, PageRuns, PageState, page_down, page_up};
+use crate::heap::residency::{PageRun, PageRuns, PageState, page_bytes, page_down, page_up};
 use crate::process::Maps;
 
 /// Bytes recorded at most.
@@ -50,9 +50,9 @@ impl Fixture {
         let mut done = 0usize;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
             let at = addr.saturating_add(done as u64);
-            let page = self.pages.entry(page_down(at)).or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
-            let inside = (at % PAGE_BYTES) as usize;
-            let count = rest.len().min(PAGE_BYTES as usize - inside);
+            let page = self.pages.entry(page_down(at)).or_insert_with(|| vec![0; page_bytes() as usize].into());
+            let inside = (at % page_bytes()) as usize;
+            let count = rest.len().min(page_bytes() as usize - inside);
             if let (Some(to), Some(from)) = (page.get_mut(inside..inside + count), rest.get(..count)) {
                 to.copy_from_slice(from);
             }
@@ -72,8 +72,8 @@ impl Memory for Fixture {
         while done < out.len() {
             let at = addr.wrapping_add(done as u64);
             let Some(page) = self.pages.get(&page_down(at)) else { break };
-            let inside = (at % PAGE_BYTES) as usize;
-            let count = (out.len() - done).min(PAGE_BYTES as usize - inside);
+            let inside = (at % page_bytes()) as usize;
+            let count = (out.len() - done).min(page_bytes() as usize - inside);
             if let (Some(to), Some(from)) = (out.get_mut(done..done + count), page.get(inside..inside + count)) {
                 to.copy_from_slice(from);
             }
@@ -89,7 +89,7 @@ impl Memory for Fixture {
     fn page_runs(&self, range: Range<u64>) -> Result<PageRuns, MemoryError> {
         let mut runs = PageRuns::default();
         for &start in self.pages.range(page_down(range.start)..page_up(range.end).max(page_down(range.start))).map(|(start, _)| start) {
-            runs.push(PageRun { start, end: start + PAGE_BYTES, state: PageState { present: true, ..PageState::default() } });
+            runs.push(PageRun { start, end: start + page_bytes(), state: PageState { present: true, ..PageState::default() } });
         }
         Ok(runs)
     }

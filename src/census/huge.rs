@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::memory::{Memory, Piece};
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 
 /// Pages read: a standard error of at most 1.6 % of the huge pages, in some 2 ms.
 const PAGES_READ: u64 = 1000;
@@ -29,13 +29,13 @@ pub fn zeros(memory: &dyn Memory, ranges: &[Range<u64>]) -> Option<Zeros> {
         let runs = memory.page_runs(range.clone()).ok()?;
         huge.extend(runs.within(range.clone()).filter(|run| run.state.huge && run.state.is_resident()).map(|run| run.start..run.end));
     }
-    let pages: u64 = huge.iter().map(|range| (range.end - range.start) / PAGE_BYTES).sum();
+    let pages: u64 = huge.iter().map(|range| (range.end - range.start) / page_bytes()).sum();
     if pages == 0 {
         return None;
     }
     let count = pages.min(PAGES_READ);
     let phase = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::from(since.subsec_nanos()));
-    let mut page = vec![0u8; usize::try_from(PAGE_BYTES).unwrap_or(4096)];
+    let mut page = vec![0u8; usize::try_from(page_bytes()).unwrap_or(4096)];
     let (mut read, mut zero) = (0u64, 0u64);
     for index in 0..count {
         // Evenly spread, from a random start: one page of each stretch.
@@ -47,7 +47,7 @@ pub fn zeros(memory: &dyn Memory, ranges: &[Range<u64>]) -> Option<Zeros> {
             zero += u64::from(page.iter().all(|&byte| byte == 0));
         }
     }
-    estimate(pages * PAGE_BYTES, read, zero)
+    estimate(pages * page_bytes(), read, zero)
 }
 
 fn estimate(huge_bytes: u64, read: u64, zero: u64) -> Option<Zeros> {
@@ -63,9 +63,9 @@ fn estimate(huge_bytes: u64, read: u64, zero: u64) -> Option<Zeros> {
 /// Address of the n-th page of the ranges.
 fn nth_page(ranges: &[Range<u64>], mut number: u64) -> Option<u64> {
     for range in ranges {
-        let pages = (range.end - range.start) / PAGE_BYTES;
+        let pages = (range.end - range.start) / page_bytes();
         if number < pages {
-            return Some(range.start + number * PAGE_BYTES);
+            return Some(range.start + number * page_bytes());
         }
         number -= pages;
     }

@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::heap::residency::{PAGE_BYTES, PageRun, PageRuns, PageState, page_down, page_up};
+use crate::heap::residency::{PageRun, PageRuns, PageState, page_bytes, page_down, page_up};
 
 /// Regions fetched by one PAGEMAP_SCAN: 12 KiB on the stack, enough for 2 MiB of alternating pages.
 const SCAN_REGIONS: usize = 512;
@@ -237,9 +237,9 @@ impl KernelPages {
         let mut entries = vec![0u8; ENTRIES * 8];
         let mut at = range.start;
         while at < range.end {
-            let pages = usize::try_from((range.end - at) / PAGE_BYTES).unwrap_or(usize::MAX).clamp(1, ENTRIES);
+            let pages = usize::try_from((range.end - at) / page_bytes()).unwrap_or(usize::MAX).clamp(1, ENTRIES);
             let Some(part) = entries.get_mut(..pages * 8) else { break };
-            let got = self.pagemap.read_at(part, at / PAGE_BYTES * 8)? / 8;
+            let got = self.pagemap.read_at(part, at / page_bytes() * 8)? / 8;
             if got == 0 {
                 break;
             }
@@ -247,9 +247,9 @@ impl KernelPages {
                 let entry = u64::from_le_bytes(entry.try_into().unwrap_or_default());
                 let state = PageState { present: entry >> 63 & 1 == 1, swapped: entry >> 62 & 1 == 1, ..PageState::default() };
                 if state.present || state.swapped {
-                    runs.push(PageRun { start: at, end: at + PAGE_BYTES, state });
+                    runs.push(PageRun { start: at, end: at + page_bytes(), state });
                 }
-                at += PAGE_BYTES;
+                at += page_bytes();
             }
         }
         Ok(runs)

@@ -6,7 +6,7 @@ use super::chunks::{ARENA_NONE, ChunkState};
 use super::memory::Memory;
 use super::page_cache::PageCache;
 use super::take::Taken;
-use crate::heap::residency::{PAGE_BYTES, page_down, page_up};
+use crate::heap::residency::{page_bytes, page_down, page_up};
 use crate::units::HumanBytes;
 
 /// Cells per row.
@@ -83,8 +83,8 @@ impl Cell {
 /// What `out` reports.
 pub fn draw(memory: &dyn Memory, taken: &Taken, out: &mut dyn Write) -> io::Result<()> {
     let (ranges, left_out) = ranges(taken);
-    let pages: u64 = ranges.iter().map(|(start, end)| (end - start) / PAGE_BYTES).sum();
-    let cell_bytes = pages.div_ceil(CELLS_MAX).max(1).saturating_mul(PAGE_BYTES);
+    let pages: u64 = ranges.iter().map(|(start, end)| (end - start) / page_bytes()).sum();
+    let cell_bytes = pages.div_ceil(CELLS_MAX).max(1).saturating_mul(page_bytes());
     let mut body = String::new();
     let mut y = HEAD;
     let mut cache = PageCache::new(memory);
@@ -92,7 +92,7 @@ pub fn draw(memory: &dyn Memory, taken: &Taken, out: &mut dyn Write) -> io::Resu
         let cells = cells(taken, start, end, cell_bytes, &mut cache);
         body.push_str(&format!("<text x='4' y='{}'>{start:#x} – {end:#x}, {}</text>\n", y + 10, HumanBytes(end - start)));
         y += 14;
-        if pages.div_ceil(cell_bytes / PAGE_BYTES) > TITLED_CELLS_MAX {
+        if pages.div_ceil(cell_bytes / page_bytes()) > TITLED_CELLS_MAX {
             draw_lines(&mut body, &cells, y);
         } else {
             for (row, line) in cells.chunks(COLUMNS).enumerate() {

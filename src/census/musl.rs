@@ -17,8 +17,9 @@ use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
-use crate::heap::residency::PAGE_BYTES;
 
+/// Unit of meta areas and of the lengths of mappings, whatever the kernel's pages are (meta.h: `get_meta`, `get_stride`).
+const PAGE_BYTES: u64 = 4096;
 /// Slots' strides in 16-byte units (`__malloc_size_classes`).
 const CLASS_UNITS: [u64; 48] = [
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 20, 25, 31, 36, 42, 50, 63, 72, 84, 102, 127, 146, 170, 204, 255, 292, 340, 409, 511, 584,

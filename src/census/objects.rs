@@ -5,7 +5,7 @@ use std::ops::{Deref, Range};
 use std::rc::Rc;
 
 use super::memory::{Memory, Piece, word_at};
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 use crate::process::elf::{BuildId, Elf, ReadAt};
 use crate::process::{Backing, Maps};
 
@@ -278,7 +278,7 @@ impl ReadAt for MappedHeaders<'_> {
 pub fn anonymous_ranges(maps: &Maps) -> Vec<Range<u64>> {
     maps.mappings
         .iter()
-        .filter(|mapping| is_private_data(mapping) && !mapping.permissions.execute && mapping.len() >= PAGE_BYTES)
+        .filter(|mapping| is_private_data(mapping) && !mapping.permissions.execute && mapping.len() >= page_bytes())
         .filter(|mapping| match &mapping.backing {
             Backing::Anonymous => true,
             Backing::Named(name) => name == "[heap]" || name.starts_with("[anon:"),

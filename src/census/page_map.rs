@@ -10,7 +10,7 @@ use super::page_cache::PageCache;
 use super::reader::HeapWalk;
 use super::take::Taken;
 use crate::allocator::{Allocator, ChunkRule};
-use crate::heap::residency::{PAGE_BYTES, page_down, page_up};
+use crate::heap::residency::{page_bytes, page_down, page_up};
 
 /// Pages of one map: 8 GiB of heap, 24 MiB of table. What lies beyond is counted as left out.
 const PAGES_MAX: u64 = 1 << 21;
@@ -41,7 +41,7 @@ impl Piece {
     /// Addresses.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
-        self.start..self.start.saturating_add(self.pages.len() as u64 * PAGE_BYTES)
+        self.start..self.start.saturating_add(self.pages.len() as u64 * page_bytes())
     }
 }
 
@@ -68,10 +68,10 @@ impl Cell {
             return;
         }
         let (live, free) = (u64::from(page.live), u64::from(page.free));
-        self.resident_bytes += PAGE_BYTES;
+        self.resident_bytes += page_bytes();
         self.live_bytes += live;
         if page.is_trimmable {
-            self.trimmable_bytes += PAGE_BYTES;
+            self.trimmable_bytes += page_bytes();
             return;
         }
         if live > 0 {
@@ -79,7 +79,7 @@ impl Cell {
         } else {
             self.kept_bytes += free;
         }
-        self.other_bytes += PAGE_BYTES.saturating_sub(live + free);
+        self.other_bytes += page_bytes().saturating_sub(live + free);
     }
 
     /// Adds another cell.
@@ -119,8 +119,8 @@ impl PageMap {
         for piece in &mut map.pieces {
             let range = piece.range();
             for (index, page) in piece.pages.iter_mut().enumerate() {
-                let start = range.start + index as u64 * PAGE_BYTES;
-                page.is_resident = cache.resident_bytes(start..start + PAGE_BYTES) > 0;
+                let start = range.start + index as u64 * page_bytes();
+                page.is_resident = cache.resident_bytes(start..start + page_bytes()) > 0;
             }
         }
         map
@@ -140,7 +140,7 @@ impl PageMap {
                 self.pieces.push(Piece { start, allocator: heap.account.allocator, arena, pages: Vec::new() });
             }
             let Some(piece) = self.pieces.last_mut() else { continue };
-            let wanted = (end - piece.start) / PAGE_BYTES;
+            let wanted = (end - piece.start) / page_bytes();
             let more = wanted.saturating_sub(piece.pages.len() as u64);
             let given = more.min(*left);
             *left -= given;
@@ -157,7 +157,7 @@ impl PageMap {
         let Some(pieces) = self.pieces.get_mut(first..) else { return };
         give_back(heap, |range| {
             for piece in pieces.iter_mut().filter(|piece| piece.start < range.end && piece.range().end > range.start) {
-                fill(piece, range.clone(), |page, bytes| page.is_trimmable |= u64::from(bytes) == PAGE_BYTES);
+                fill(piece, range.clone(), |page, bytes| page.is_trimmable |= u64::from(bytes) == page_bytes());
             }
         });
     }
@@ -170,16 +170,16 @@ impl PageMap {
             .pieces
             .iter()
             .filter_map(|piece| {
-                let index = |addr: u64| usize::try_from(addr.saturating_sub(piece.start) / PAGE_BYTES).unwrap_or(usize::MAX);
+                let index = |addr: u64| usize::try_from(addr.saturating_sub(piece.start) / page_bytes()).unwrap_or(usize::MAX);
                 let part =
-                    index(range.start).min(piece.pages.len())..index(range.end.saturating_add(PAGE_BYTES - 1)).min(piece.pages.len());
+                    index(range.start).min(piece.pages.len())..index(range.end.saturating_add(page_bytes() - 1)).min(piece.pages.len());
                 (!part.is_empty()).then_some((piece, part))
             })
             .collect();
         let pages: usize = parts.iter().map(|(_, part)| part.len()).sum();
         let pages_a_cell = pages.div_ceil(cells_max.max(1)).max(1).next_power_of_two();
         let cells = parts.into_iter().map(|(piece, part)| {
-            let start = piece.start + part.start as u64 * PAGE_BYTES;
+            let start = piece.start + part.start as u64 * page_bytes();
             let pages = piece.pages.get(part).unwrap_or_default();
             let cells = pages.chunks(pages_a_cell).map(|pages| {
                 let mut cell = Cell::default();
@@ -189,7 +189,7 @@ impl PageMap {
             (piece, start, cells.collect())
         });
         let cells = cells.collect();
-        (pages_a_cell as u64 * PAGE_BYTES, cells)
+        (pages_a_cell as u64 * page_bytes(), cells)
     }
 
     /// Memory that the map takes.
@@ -203,8 +203,8 @@ impl PageMap {
 fn fill(piece: &mut Piece, span: Range<u64>, mut visit: impl FnMut(&mut Page, u16)) {
     let mut at = span.start.max(piece.start);
     while at < span.end {
-        let stop = (page_down(at) + PAGE_BYTES).min(span.end);
-        let index = usize::try_from((at - piece.start) / PAGE_BYTES).unwrap_or(usize::MAX);
+        let stop = (page_down(at) + page_bytes()).min(span.end);
+        let index = usize::try_from((at - piece.start) / page_bytes()).unwrap_or(usize::MAX);
         let Some(page) = piece.pages.get_mut(index) else { return };
         visit(page, u16::try_from(stop - at).unwrap_or(u16::MAX));
         at = stop;
@@ -217,7 +217,7 @@ pub fn brk_top(heap: &HeapWalk) -> (Option<Range<u64>>, u64) {
     let main = heap.chunks.regions().iter().filter(|region| region.arena == 0);
     let top = main.flat_map(|region| heap.chunks.chunks_of(region)).filter(|chunk| chunk.state == ChunkState::Top).last();
     let huge = heap.account.settings.iter().find(|setting| setting.name == "thp_pagesize").map_or(0, |setting| setting.value);
-    (top.map(|top| top.start..top.end()), PAGE_BYTES.max(huge))
+    (top.map(|top| top.start..top.end()), page_bytes().max(huge))
 }
 
 /// The ranges that a trim or a purge returns. The rule of `malloc_trim` needs the brk heap's top: the end of the main arena, which is the

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::layout_cache::ByBuildId;
 use super::memory::{Memory, Piece, is_user_address, word_at};
 use super::objects::{Data, ObjectData, Objects, anonymous_ranges, joined, range_of, read_present};
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 use crate::process::Maps;
 
 /// Pages tried in each stretch of address space that one leaf covers: first a few, then, if no root leads to them, more. Within large extents
@@ -273,18 +273,18 @@ fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape, pages
 
 /// The present ones of some pages at equal distances.
 fn spread_over(memory: &dyn Memory, range: Range<u64>, pages_a_leaf: usize) -> Vec<u64> {
-    let step = ((range.end - range.start) / PAGE_BYTES / pages_a_leaf as u64).max(1) * PAGE_BYTES;
+    let step = ((range.end - range.start) / page_bytes() / pages_a_leaf as u64).max(1) * page_bytes();
     let spread = range.step_by(usize::try_from(step).unwrap_or(usize::MAX)).take(pages_a_leaf);
-    spread.filter(|&addr| memory.page_runs(addr..addr + PAGE_BYTES).is_ok_and(|runs| runs.state_at(addr).present)).collect()
+    spread.filter(|&addr| memory.page_runs(addr..addr + page_bytes()).is_ok_and(|runs| runs.state_at(addr).present)).collect()
 }
 
 /// Some of the present pages of a range, at equal distances among them.
 fn among_present(memory: &dyn Memory, range: Range<u64>, pages_a_leaf: usize) -> Vec<u64> {
     let Ok(runs) = memory.page_runs(range.clone()) else { return Vec::new() };
     let present = || runs.within(range.clone()).filter(|run| run.state.present);
-    let pages: u64 = present().map(|run| (run.end - run.start) / PAGE_BYTES).sum();
+    let pages: u64 = present().map(|run| (run.end - run.start) / page_bytes()).sum();
     let step = usize::try_from(pages.div_ceil(pages_a_leaf as u64).max(1)).unwrap_or(usize::MAX);
-    present().flat_map(|run| (run.start..run.end).step_by(PAGE_BYTES as usize)).step_by(step).collect()
+    present().flat_map(|run| (run.start..run.end).step_by(page_bytes() as usize)).step_by(step).collect()
 }
 
 /// The entry of an address's page; `None` if there is none.
@@ -385,7 +385,7 @@ mod tests {
         let mut fixture = Fixture::with_maps(maps.clone());
         // 512 pages in a row: of 12 pages at equal distances one or two are among them.
         for page in 0..512 {
-            fixture.write_word(0x1040_0000 + page * PAGE_BYTES, 1);
+            fixture.write_word(0x1040_0000 + page * page_bytes(), 1);
         }
         let ranges = anonymous_ranges(&maps);
         let tried =

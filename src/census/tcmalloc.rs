@@ -15,6 +15,7 @@ use super::quality::WalkQuality;
 use super::radix::{self, Roots, Shape};
 use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
+use crate::heap::residency::{page_down, page_up};
 use crate::process::Maps;
 
 const SHAPE: Shape = Shape {
@@ -144,7 +145,9 @@ fn take(
             free_spans += 1;
         }
         if location == ON_NORMAL_FREELIST {
-            trimmable += residency.resident_bytes;
+            // TCMalloc_SystemRelease (system-alloc.cc) gives back the kernel's pages that lie within the span.
+            let whole = page_up(range.start)..page_down(range.end);
+            trimmable += if whole == range { residency.resident_bytes } else { pages.residency(whole).resident_bytes };
         }
         extents.push((0, range));
     });

@@ -52,7 +52,6 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::output::say;
 use crate::error::{ExitStatus, Failed};
-use crate::machine;
 use crate::sanitize;
 
 /// Show where the memory of running processes is: live, free but held, trimmable and pinned bytes, by call stack
@@ -96,28 +95,11 @@ enum Command {
     Sites(sites::SitesArgs),
 }
 
-impl Command {
-    /// Whether it reads processes of this machine.
-    fn watches(&self) -> bool {
-        use Command::{Agent, AttachSampler, Bench, Census, Explain, Leaks, Owners, Record, Run, Top, Trim};
-        matches!(
-            self,
-            Agent(_) | AttachSampler(_) | Bench(_) | Census(_) | Explain(_) | Leaks(_) | Owners(_) | Record(_) | Run(_) | Top(_) | Trim(_)
-        )
-    }
-}
-
 /// Runs the command line and returns its exit status.
 pub fn main() -> ExitCode {
     logging();
     let matches = help::with_developer_commands_apart(Cli::command()).get_matches();
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
-    if command.watches()
-        && let Err(error) = machine::host::check()
-    {
-        say!("fragprof: {error}");
-        return ExitCode::from(ExitStatus::Unsupported as u8);
-    }
     let done = match command {
         Command::Census(args) => census::run(&args),
         Command::Explain(args) => explain::run(&args),

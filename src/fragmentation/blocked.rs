@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use super::by_stack::BytesByStack;
 use crate::heap::extents::HeapRange;
-use crate::heap::pages::{HUGE_PAGE_BYTES, Misfits, PageStates, SegmentKind, Span, segments};
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::pages::{Misfits, PageStates, SegmentKind, Span, huge_page_bytes, segments};
+use crate::heap::residency::page_bytes;
 use crate::units::StackId;
 
 /// Blocked bytes by stack.
@@ -98,18 +98,18 @@ impl Tail {
         let pages: u64 = tail.under.iter().map(|range| resident_pages(range, states)).sum();
         if pages > 0 {
             blocked.heaps += 1;
-            blocked.bytes.charge(stack, pages * PAGE_BYTES);
+            blocked.bytes.charge(stack, pages * page_bytes());
         }
     }
 }
 
 /// Whole pages of a range that are in RAM.
 fn resident_pages(range: &Range<u64>, states: &impl PageStates) -> u64 {
-    let end = range.end / PAGE_BYTES;
-    let mut page = range.start.div_ceil(PAGE_BYTES);
+    let end = range.end / page_bytes();
+    let mut page = range.start.div_ceil(page_bytes());
     let mut resident = 0;
     while let Some(next) = states.next_resident(page).map(|next| next.max(page)).filter(|&next| next < end) {
-        resident += u64::from(states.is_resident(next) || states.is_huge(next / (HUGE_PAGE_BYTES / PAGE_BYTES)));
+        resident += u64::from(states.is_resident(next) || states.is_huge(next / (huge_page_bytes() / page_bytes())));
         page = next + 1;
     }
     resident

@@ -50,7 +50,7 @@ mod tests {
 
     use super::*;
     use crate::heap::extents::{Coverage, HeapRange, RegionKind};
-    use crate::heap::pages::{HUGE_PAGE_BYTES, Owner, PageStates, PageSums, Span, visit_pages};
+    use crate::heap::pages::{Owner, PageStates, PageSums, Span, huge_page_bytes, visit_pages};
     use crate::units::StackId;
 
     /// Resident pages by a bit pattern; of the two possible huge pages, the second is one.
@@ -70,16 +70,17 @@ mod tests {
     fn heap() -> [HeapRange; 3] {
         let range = |range, coverage| HeapRange { range, kind: RegionKind::Anonymous, coverage };
         [
-            range(HUGE_PAGE_BYTES - 16 * 4096..HUGE_PAGE_BYTES, Coverage::Complete),
-            range(HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES - 4096, Coverage::Complete),
-            range(3 * HUGE_PAGE_BYTES..3 * HUGE_PAGE_BYTES + 16 * 4096, Coverage::Partial),
+            range(huge_page_bytes() - 16 * 4096..huge_page_bytes(), Coverage::Complete),
+            range(huge_page_bytes()..2 * huge_page_bytes() - 4096, Coverage::Complete),
+            range(3 * huge_page_bytes()..3 * huge_page_bytes() + 16 * 4096, Coverage::Partial),
         ]
     }
 
     fn any_spans() -> impl Strategy<Value = Vec<Span>> {
         let owner =
             prop_oneof![5 => (0..4_u32).prop_map(|id| Owner::Stack(StackId(id))), 1 => Just(Owner::Unattributed), 1 => Just(Owner::Held)];
-        let near = prop_oneof![3 => HUGE_PAGE_BYTES - 16 * 4096..HUGE_PAGE_BYTES + 8 * 4096, 1 => HUGE_PAGE_BYTES..4 * HUGE_PAGE_BYTES];
+        let near =
+            prop_oneof![3 => huge_page_bytes() - 16 * 4096..huge_page_bytes() + 8 * 4096, 1 => huge_page_bytes()..4 * huge_page_bytes()];
         prop::collection::vec((near, 0..9000_u64, owner), 0..60).prop_map(|spans| {
             let mut spans: Vec<Span> = spans.into_iter().map(|(start, bytes, owner)| Span { start, bytes, owner }).collect();
             spans.sort_by_key(|span| span.start);
@@ -102,10 +103,10 @@ mod tests {
             // The definition, byte by byte over whole pages, in floating point.
             let mut exact: BTreeMap<Option<StackId>, f64> = BTreeMap::new();
             let (mut total, mut parts, mut resident) = (0, 0_u32, 0);
-            let mut page_start = HUGE_PAGE_BYTES - 16 * 4096;
-            while page_start < 4 * HUGE_PAGE_BYTES {
-                let huge = page_start / HUGE_PAGE_BYTES == 1;
-                let end = page_start + if huge { HUGE_PAGE_BYTES } else { 4096 };
+            let mut page_start = huge_page_bytes() - 16 * 4096;
+            while page_start < 4 * huge_page_bytes() {
+                let huge = page_start / huge_page_bytes() == 1;
+                let end = page_start + if huge { huge_page_bytes() } else { 4096 };
                 let on = |start: u64, stop: u64| stop.min(end).saturating_sub(start.max(page_start));
                 let (mut covered, mut free) = (0, 0);
                 for range in heap() {
@@ -149,11 +150,12 @@ mod tests {
 
     #[test]
     fn one_byte_on_a_huge_page_pins_all_of_it() {
-        let heap = [HeapRange { range: HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES, kind: RegionKind::Anonymous, coverage: Coverage::Complete }];
-        let span = Span { start: HUGE_PAGE_BYTES + 5000, bytes: 1, owner: Owner::Stack(StackId(3)) };
+        let heap =
+            [HeapRange { range: huge_page_bytes()..2 * huge_page_bytes(), kind: RegionKind::Anonymous, coverage: Coverage::Complete }];
+        let span = Span { start: huge_page_bytes() + 5000, bytes: 1, owner: Owner::Stack(StackId(3)) };
         let mut pinned = PinnedSpace::default();
         visit_pages(&heap, [span], &Pattern(0), |page| pinned.add(page));
-        assert_eq!(pinned.bytes.of(StackId(3)), HUGE_PAGE_BYTES - 1);
+        assert_eq!(pinned.bytes.of(StackId(3)), huge_page_bytes() - 1);
         assert_eq!(pinned.on_huge_pages, pinned.bytes);
     }
 }

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use super::ranges::RangeMap;
+use crate::units::page_bytes;
 
 /// The kind of a mapping, with regard to the heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +144,6 @@ const MAP_STACK: u32 = 0x2_0000;
 const MADV_DONTNEED: u32 = 4;
 const MADV_FREE: u32 = 8;
 
-const PAGE: u64 = 4096;
 /// User space ends here at the latest (five-level page tables).
 const ADDRESS_SPACE_END: u64 = 1 << 56;
 /// Most mappings kept: the kernel's default limit (`vm.max_map_count`) is 65,530, large databases raise it to some hundred thousand.
@@ -313,12 +313,12 @@ impl Extents {
 }
 
 fn page_up(addr: u64) -> u64 {
-    addr.min(ADDRESS_SPACE_END).next_multiple_of(PAGE)
+    addr.min(ADDRESS_SPACE_END).next_multiple_of(page_bytes())
 }
 
 /// The pages of a range, as the kernel rounds them.
 pub fn pages(addr: u64, len: u64) -> Range<u64> {
-    let start = addr.min(ADDRESS_SPACE_END) / PAGE * PAGE;
+    let start = addr.min(ADDRESS_SPACE_END) / page_bytes() * page_bytes();
     start..page_up(addr.saturating_add(len)).max(start)
 }
 

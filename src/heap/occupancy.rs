@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::residency::{PAGE_BYTES, page_down, page_up};
+use super::residency::{page_bytes, page_down, page_up};
 
 /// The holder of a span of a heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl<F: FnMut(Range<u64>) -> u64> OccupancyBuilder<F> {
     fn flush(&mut self) {
         let [live, cached, free, top, other] = std::mem::take(&mut self.on_page);
         let covered = live + cached + free + top + other;
-        if covered == 0 || (self.resident_bytes)(self.page..self.page.saturating_add(PAGE_BYTES)) == 0 {
+        if covered == 0 || (self.resident_bytes)(self.page..self.page.saturating_add(page_bytes())) == 0 {
             return;
         }
         self.sum.live_resident_bytes += live;
@@ -135,11 +135,11 @@ mod tests {
     fn naive(spans: &[(Range<u64>, Holder)], is_resident: impl Fn(u64) -> bool) -> Occupancy {
         let mut sum = Occupancy::default();
         let end = spans.last().map_or(0, |(span, _)| span.end);
-        for page in 0..=end / PAGE_BYTES {
+        for page in 0..=end / page_bytes() {
             let mut counts = [0u64; 5];
             for (span, holder) in spans {
-                let from = span.start.max(page * PAGE_BYTES);
-                let to = span.end.min((page + 1) * PAGE_BYTES);
+                let from = span.start.max(page * page_bytes());
+                let to = span.end.min((page + 1) * page_bytes());
                 let at = HOLDERS.iter().position(|h| h == holder).unwrap_or(0);
                 if let Some(count) = counts.get_mut(at) {
                     *count += to.saturating_sub(from);
@@ -175,7 +175,7 @@ mod tests {
             }
             let is_resident = |page: u64| resident >> (page % 64) & 1 == 1;
             let mut builder = OccupancyBuilder::new(|range: Range<u64>| {
-                (range.start / PAGE_BYTES..range.end / PAGE_BYTES).filter(|&page| is_resident(page)).count() as u64 * PAGE_BYTES
+                (range.start / page_bytes()..range.end / page_bytes()).filter(|&page| is_resident(page)).count() as u64 * page_bytes()
             });
             for (span, holder) in &spans {
                 builder.add(span.clone(), *holder);

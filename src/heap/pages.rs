@@ -6,12 +6,13 @@
 use std::ops::Range;
 
 use super::extents::{Coverage, HeapRange};
-pub use super::residency::PAGE_BYTES;
 use super::residency::PageRuns;
+pub use super::residency::page_bytes;
 use crate::units::StackId;
+pub use crate::units::huge_page_bytes;
 
-/// A huge page, bytes.
-pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// Parts of segments that are shorter are not worth a look for pages that are not in RAM.
+const LOOKED_OVER_BYTES: u64 = 2 << 20;
 
 /// A stretch of heap with an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +36,7 @@ pub enum Owner {
     Held,
 }
 
-/// Which pages are in RAM. `page` is an address divided by [`PAGE_BYTES`], `huge_page` by [`HUGE_PAGE_BYTES`].
+/// Which pages are in RAM. `page` is an address divided by [`page_bytes`], `huge_page` by [`huge_page_bytes`].
 pub trait PageStates {
     /// Whether a base page is in RAM.
     fn is_resident(&self, page: u64) -> bool;
@@ -50,17 +51,17 @@ pub trait PageStates {
 
 impl PageStates for PageRuns {
     fn is_resident(&self, page: u64) -> bool {
-        self.state_at(page.saturating_mul(PAGE_BYTES)).is_resident()
+        self.state_at(page.saturating_mul(page_bytes())).is_resident()
     }
 
     fn is_huge(&self, huge_page: u64) -> bool {
-        let start = huge_page.saturating_mul(HUGE_PAGE_BYTES);
-        let whole = start..start.saturating_add(HUGE_PAGE_BYTES);
+        let start = huge_page.saturating_mul(huge_page_bytes());
+        let whole = start..start.saturating_add(huge_page_bytes());
         self.within(whole.clone()).next().is_some_and(|run| (run.start..run.end) == whole && run.state.huge && run.state.is_resident())
     }
 
     fn next_resident(&self, page: u64) -> Option<u64> {
-        self.next_present(page.saturating_mul(PAGE_BYTES)).map(|addr| addr / PAGE_BYTES)
+        self.next_present(page.saturating_mul(page_bytes())).map(|addr| addr / page_bytes())
     }
 }
 
@@ -172,7 +173,7 @@ pub fn segments(ranges: &[HeapRange], spans: impl IntoIterator<Item = Span>, mut
 pub struct PageView<'a> {
     /// First address.
     pub start: u64,
-    /// [`PAGE_BYTES`], [`HUGE_PAGE_BYTES`], or a run's.
+    /// [`page_bytes`], [`huge_page_bytes`], or a run's.
     pub bytes: u64,
     /// Whether it is a huge page.
     pub huge: bool,
@@ -260,11 +261,11 @@ impl<S: PageStates, F: FnMut(&PageView<'_>)> Cutter<'_, S, F> {
 
     /// The end of the whole non-resident pages from `start` on, if looking it up is worth it.
     fn untouched(&self, start: u64, end: u64) -> u64 {
-        if !start.is_multiple_of(PAGE_BYTES) || end - start < HUGE_PAGE_BYTES {
+        if !start.is_multiple_of(page_bytes()) || end - start < LOOKED_OVER_BYTES {
             return start;
         }
-        let whole = end / PAGE_BYTES;
-        self.states.next_resident(start / PAGE_BYTES).map_or(whole, |next| next.min(whole)).saturating_mul(PAGE_BYTES)
+        let whole = end / page_bytes();
+        self.states.next_resident(start / page_bytes()).map_or(whole, |next| next.min(whole)).saturating_mul(page_bytes())
     }
 
     fn pass_over(&mut self, run: Range<u64>, kind: SegmentKind) {
@@ -288,13 +289,13 @@ impl<S: PageStates, F: FnMut(&PageView<'_>)> Cutter<'_, S, F> {
     }
 
     fn page_of(&mut self, addr: u64) -> Range<u64> {
-        let huge_page = addr / HUGE_PAGE_BYTES;
+        let huge_page = addr / huge_page_bytes();
         let huge = match self.huge {
             Some((known, huge)) if known == huge_page => huge,
             _ => self.states.is_huge(huge_page),
         };
         self.huge = Some((huge_page, huge));
-        let bytes = if huge { HUGE_PAGE_BYTES } else { PAGE_BYTES };
+        let bytes = if huge { huge_page_bytes() } else { page_bytes() };
         let start = addr / bytes * bytes;
         start..start.saturating_add(bytes)
     }
@@ -305,8 +306,8 @@ impl<S: PageStates, F: FnMut(&PageView<'_>)> Cutter<'_, S, F> {
             return;
         }
         let (start, bytes) = (self.page.start, self.page.end - self.page.start);
-        let huge = bytes == HUGE_PAGE_BYTES;
-        let resident = huge || self.states.is_resident(start / PAGE_BYTES);
+        let huge = bytes == huge_page_bytes();
+        let resident = huge || self.states.is_resident(start / page_bytes());
         (self.visit)(&PageView { start, bytes, huge, resident, live_bytes, held_bytes, free_bytes, unknown_bytes, parts: &self.parts });
         self.parts.clear();
     }
@@ -390,10 +391,10 @@ mod tests {
     fn a_huge_page_is_one_that_backs_the_whole_of_its_two_mebibytes() {
         let huge = PageState { present: true, huge: true, ..PageState::default() };
         let mut runs = PageRuns::default();
-        runs.push(PageRun { start: HUGE_PAGE_BYTES, end: 2 * HUGE_PAGE_BYTES + 4096, state: huge });
-        runs.push(PageRun { start: 5 * HUGE_PAGE_BYTES, end: 6 * HUGE_PAGE_BYTES, state: PageState { huge: false, ..huge } });
+        runs.push(PageRun { start: huge_page_bytes(), end: 2 * huge_page_bytes() + 4096, state: huge });
+        runs.push(PageRun { start: 5 * huge_page_bytes(), end: 6 * huge_page_bytes(), state: PageState { huge: false, ..huge } });
         assert_eq!((0..7).filter(|&page| runs.is_huge(page)).collect::<Vec<_>>(), [1]);
-        let first = HUGE_PAGE_BYTES / PAGE_BYTES;
+        let first = huge_page_bytes() / page_bytes();
         assert_eq!(
             [first - 1, first, 2 * first, 2 * first + 1, 5 * first].map(|page| runs.is_resident(page)),
             [false, true, true, false, true]

@@ -2,18 +2,18 @@
 
 use std::ops::Range;
 
-pub use crate::units::PAGE_BYTES;
+pub use crate::units::page_bytes;
 
 /// Rounds up to a page boundary; saturates at the last page of the address space.
 #[must_use]
 pub fn page_up(addr: u64) -> u64 {
-    addr.checked_add(PAGE_BYTES - 1).map_or(!(PAGE_BYTES - 1), page_down)
+    addr.checked_add(page_bytes() - 1).map_or(!(page_bytes() - 1), page_down)
 }
 
 /// Rounds down to a page boundary.
 #[must_use]
 pub fn page_down(addr: u64) -> u64 {
-    addr & !(PAGE_BYTES - 1)
+    addr & !(page_bytes() - 1)
 }
 
 /// The kernel's state of a page.

@@ -5,10 +5,10 @@
 //! processes of [`Machine::HOST`] can be watched: others are refused.
 
 mod aarch64;
-pub mod host;
 pub mod open_files;
 pub mod register;
 pub mod stopped;
+pub mod user_space;
 mod x86_64;
 
 /// An instruction set.

@@ -11,7 +11,7 @@ use super::sample::Identity;
 use super::view::unix_s;
 use crate::census::PageMap;
 use crate::census::page_map::Cell;
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 
 /// A map of the heaps' pages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -80,7 +80,7 @@ impl MapView {
             pid: kept.identity.process.pid.0,
             start_ticks: kept.identity.process.start_ticks,
             at_unix_s: unix_s(kept.wall),
-            page_bytes: PAGE_BYTES,
+            page_bytes: page_bytes(),
             cell_bytes,
             columns: COLUMNS.map(str::to_owned).to_vec(),
             pieces,

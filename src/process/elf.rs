@@ -24,7 +24,7 @@ use symbols::Table;
 pub use symbols::{Function, SymbolTable};
 
 use crate::machine::Machine;
-use crate::units::FileOffset;
+use crate::units::{FileOffset, page_bytes};
 
 /// Maximum number of program headers. Real files have about 15.
 const SEGMENTS_MAX: usize = 1024;
@@ -343,9 +343,8 @@ impl<R: ReadAt> Elf<R> {
     /// before it: the mapping's first byte then belongs to the previous segment, whose addresses are offset by a page.
     #[must_use]
     pub fn load_bias(&self, mapping_start: u64, mapping_offset: FileOffset) -> Option<u64> {
-        const PAGE_MASK: u64 = !0xfff;
         let segment = self.segments.iter().filter(|s| s.executable).find(|s| {
-            let first_page = s.offset & PAGE_MASK;
+            let first_page = s.offset & !(page_bytes() - 1);
             first_page <= mapping_offset.0 && mapping_offset.0 < s.offset.saturating_add(s.file_bytes)
         })?;
         Some(mapping_start.wrapping_sub(mapping_offset.0).wrapping_add(segment.offset).wrapping_sub(segment.vaddr))

@@ -15,7 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::sandbox::Confinement;
 use crate::bpf::{self, Play, PlayOp};
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 
 /// The program, linked at the build.
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/player"));
@@ -253,7 +253,7 @@ impl Player {
     /// A sample, in bytes. Only valid once the player has passed it, as after a pause.
     #[must_use]
     pub fn sample_bytes(&self, index: u32) -> u64 {
-        self.shared.sample(index as usize).saturating_mul(PAGE_BYTES)
+        self.shared.sample(index as usize).saturating_mul(page_bytes())
     }
 
     /// Address of its table of blocks: an address for each place.
@@ -370,7 +370,7 @@ pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     io::Read::read_to_string(&mut io::Read::take(file, STATM_BYTES), &mut text).ok()?;
     let mut fields = text.split_whitespace().skip(1).map(|field| field.parse::<u64>().ok());
     let (resident, shared) = (fields.next()??, fields.next()??);
-    Some(resident.saturating_sub(shared).saturating_mul(PAGE_BYTES))
+    Some(resident.saturating_sub(shared).saturating_mul(page_bytes()))
 }
 
 fn memory_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {

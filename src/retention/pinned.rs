@@ -7,7 +7,7 @@ use crate::census::chunks::{Block, Region};
 use crate::census::memory::Memory;
 use crate::census::page_cache::PageCache;
 use crate::heap::occupancy::Holder;
-use crate::heap::residency::{PAGE_BYTES, page_down};
+use crate::heap::residency::{page_bytes, page_down};
 
 /// Live and free bytes of a page.
 #[derive(Debug, Clone, Copy, Default)]
@@ -29,7 +29,7 @@ pub fn pinned(memory: &dyn Memory, heaps: &[HeapWalk], blocks: &Blocks) -> Vec<u
             let mut own = 0;
             on_shared_pages(&block, |addr, bytes| {
                 let page = page_at(&list, first, addr);
-                if page.is_pinned() && pages.runs_for(addr..addr + PAGE_BYTES).state_at(addr).is_resident() {
+                if page.is_pinned() && pages.runs_for(addr..addr + page_bytes()).state_at(addr).is_resident() {
                     own += page.free * bytes / page.live;
                 }
             });
@@ -66,10 +66,10 @@ pub fn pinned_alone(
                 }
             });
         }
-        for (addr, (page, holds)) in (first..).step_by(PAGE_BYTES as usize).zip(list.iter().zip(&holders)) {
+        for (addr, (page, holds)) in (first..).step_by(page_bytes() as usize).zip(list.iter().zip(&holders)) {
             let Holds::One(group) = *holds else { continue };
             if page.is_pinned()
-                && pages.runs_for(addr..addr + PAGE_BYTES).state_at(addr).is_resident()
+                && pages.runs_for(addr..addr + page_bytes()).state_at(addr).is_resident()
                 && let Some(sum) = found.get_mut(group as usize)
             {
                 *sum += page.free;
@@ -109,7 +109,7 @@ fn regions(heaps: &[HeapWalk]) -> impl Iterator<Item = (&HeapWalk, &Region)> {
 }
 
 fn place(first: u64, addr: u64) -> Option<usize> {
-    usize::try_from(addr.checked_sub(first)? / PAGE_BYTES).ok()
+    usize::try_from(addr.checked_sub(first)? / page_bytes()).ok()
 }
 
 fn page_at(list: &[Page], first: u64, addr: u64) -> Page {
@@ -119,7 +119,7 @@ fn page_at(list: &[Page], first: u64, addr: u64) -> Page {
 /// Live and free bytes of a region's pages.
 fn pages_of(heap: &HeapWalk, region: &Region) -> Vec<Page> {
     let first = page_down(region.start);
-    let mut list = vec![Page::default(); usize::try_from((region.end - first).div_ceil(PAGE_BYTES)).unwrap_or(0)];
+    let mut list = vec![Page::default(); usize::try_from((region.end - first).div_ceil(page_bytes())).unwrap_or(0)];
     for block in heap.chunks.blocks_of(region) {
         on_shared_pages(&block, |addr, bytes| {
             let Some(page) = place(first, addr).and_then(|place| list.get_mut(place)) else { return };
@@ -137,7 +137,7 @@ fn pages_of(heap: &HeapWalk, region: &Region) -> Vec<Page> {
 fn on_shared_pages(block: &Block, mut visit: impl FnMut(u64, u64)) {
     let (start, end) = (block.chunk.start, block.chunk.end());
     let (first, last) = (page_down(start), page_down(end.saturating_sub(1)));
-    visit(first, end.min(first + PAGE_BYTES) - start);
+    visit(first, end.min(first + page_bytes()) - start);
     if last > first {
         visit(last, end - last);
     }

@@ -100,7 +100,7 @@ fn anonymous_bytes(statm: &[u8]) -> Option<u64> {
     let mut fields = std::str::from_utf8(statm).ok()?.split_whitespace().skip(1).map(|field| field.parse::<u64>().ok());
     let (resident, shared) = (fields.next()??, fields.next()??);
     (resident > 0).then_some(())?;
-    Some(resident.saturating_sub(shared).saturating_mul(crate::heap::residency::PAGE_BYTES))
+    Some(resident.saturating_sub(shared).saturating_mul(crate::heap::residency::page_bytes()))
 }
 
 /// What became of a trace.
@@ -144,7 +144,7 @@ impl Trace {
             comm: process.comm().to_owned(),
             machine: Machine::HOST.name().to_owned(),
             cpus: std::thread::available_parallelism().map_or(0, |cpus| u32::try_from(cpus.get()).unwrap_or(0)),
-            page_bytes: crate::heap::residency::PAGE_BYTES,
+            page_bytes: crate::heap::residency::page_bytes(),
             environment: settings(process),
             start_ns,
             ..header

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::allocator::Hold;
 use crate::census::{ArenaAccount, HeapAccount};
+use crate::heap::residency::page_bytes;
 
-const PAGE_BYTES: u64 = 4096;
 /// Pages released to measure the rate, and the ranges they are released in.
 const PAGES: usize = 8192;
 const RANGES: usize = 2048;
@@ -53,7 +53,7 @@ impl Rate {
     }
 
     fn measure_alone() -> std::io::Result<Self> {
-        let bytes = PAGES * PAGE_BYTES as usize;
+        let bytes = PAGES * page_bytes() as usize;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping of our own at an address of the kernel's choice.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
@@ -64,7 +64,7 @@ impl Rate {
         // The time of a range, of those from page 0 on whose distance is `stride` pages, of `pages` each: the median of parts.
         let range_of = |stride: usize, pages: usize| {
             // SAFETY: the mapping's own bytes; volatile, so that the pages are really touched.
-            (0..PAGES).for_each(|page| unsafe { start.add(page * PAGE_BYTES as usize).write_volatile(1) });
+            (0..PAGES).for_each(|page| unsafe { start.add(page * page_bytes() as usize).write_volatile(1) });
             let firsts: Vec<usize> = (0..PAGES).step_by(stride).collect();
             let mut parts: Vec<Duration> = firsts
                 .chunks(PART.min(firsts.len() / 8))
@@ -73,7 +73,11 @@ impl Rate {
                     for page in part {
                         // SAFETY: pages of that mapping, which hold nothing.
                         unsafe {
-                            libc::madvise(start.add(page * PAGE_BYTES as usize).cast(), pages * PAGE_BYTES as usize, libc::MADV_DONTNEED)
+                            libc::madvise(
+                                start.add(page * page_bytes() as usize).cast(),
+                                pages * page_bytes() as usize,
+                                libc::MADV_DONTNEED,
+                            )
                         };
                     }
                     begun.elapsed() / part.len() as u32
@@ -96,7 +100,7 @@ impl Rate {
     #[must_use]
     pub fn of(&self, bytes: u64, ranges: u64) -> Duration {
         let times = |one: Duration, count: u64| Duration::from_secs_f64(one.as_secs_f64() * count as f64);
-        times(self.page, bytes / PAGE_BYTES) + times(self.range, ranges)
+        times(self.page, bytes / page_bytes()) + times(self.range, ranges)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::sample::{Basis, HeapReading};
 use crate::census::{self, LayoutCache, Level, LiveMemory, Memory as _, MemoryError, Pace};
 use crate::heap::ladder::{extent_ratio, fragmentation_ratio};
-use crate::heap::residency::{PAGE_BYTES, Residency};
+use crate::heap::residency::{Residency, page_bytes};
 use crate::process::{Backing, Mapping, Maps, Process};
 use crate::profile::HeapSummary;
 use crate::units::Pid;
@@ -163,7 +163,7 @@ pub fn rss_bytes(process: &Process) -> Option<u64> {
 /// The second number of `/proc/PID/statm`, in pages. The kernel sums it from per-CPU counts, so it may be off by some hundred KiB.
 pub fn rss_of_statm(statm: &[u8]) -> Option<u64> {
     let pages: u64 = std::str::from_utf8(statm).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    pages.checked_mul(PAGE_BYTES)
+    pages.checked_mul(page_bytes())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use zerocopy::IntoBytes as _;
 use super::elf::Segment;
 use super::layout::{BLOCK_BYTES, MAPPINGS_MAX, MAPPINGS_PER_BLOCK, put_blocks};
 use crate::bpf::{self, MappingKind};
+use crate::units::page_bytes;
 
 /// One executable mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,10 +52,9 @@ impl ManagedCode {
 /// executable segment there.
 #[must_use]
 pub fn bias_of(segments: &[Segment], begin: u64, offset: u64) -> Option<u64> {
-    /// Segments are mapped from the start of their first page.
-    const PAGE: u64 = 4096;
     let segment = segments.iter().find(|segment| {
-        let first = segment.offset & !(PAGE - 1);
+        // Segments are mapped from the start of their first page.
+        let first = segment.offset & !(page_bytes() - 1);
         segment.executable && first <= offset && offset < segment.offset.saturating_add(segment.file_bytes)
     })?;
     // The file's address of the byte at `offset`; both differences may be negative.

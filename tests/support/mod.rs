@@ -43,8 +43,9 @@ fn bpf_missing() -> Option<String> {
     if !std::path::Path::new("/sys/kernel/btf/vmlinux").exists() {
         return Some("the kernel has no BTF (/sys/kernel/btf/vmlinux)".into());
     }
+    let bytes = rustix::param::page_size() as u32;
     // SAFETY: a null name and null options are allowed; the result is a file descriptor or a negative error.
-    let fd = unsafe { libbpf_sys::bpf_map_create(libbpf_sys::BPF_MAP_TYPE_RINGBUF, std::ptr::null(), 0, 0, 4096, std::ptr::null()) };
+    let fd = unsafe { libbpf_sys::bpf_map_create(libbpf_sys::BPF_MAP_TYPE_RINGBUF, std::ptr::null(), 0, 0, bytes, std::ptr::null()) };
     if fd < 0 {
         return Some(format!("BPF maps cannot be created: {}", std::io::Error::from_raw_os_error(-fd)));
     }

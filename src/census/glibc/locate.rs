@@ -10,7 +10,7 @@ use super::layout::{
     Arena, BINS, END_AFTER_BINS, HEAP_BYTES_MAX_DEFAULT, Layout, MallocPar, NEXT_AFTER_BINS, PAR_BYTES, PAR_SHAPES, TOP_BEFORE_BINS,
     is_chunk_address, is_link,
 };
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 use crate::process::elf::BuildId;
 use crate::process::{Backing, Maps};
 
@@ -209,7 +209,7 @@ fn look_at_bins(bins: u64, data: &[u8], at: usize) -> BinsCheck {
     let system_bytes = word_at(data, at + NEXT_AFTER_BINS as usize + 24);
     match empty {
         EMPTY_BINS_MIN.. => BinsCheck::Bins,
-        _ if system_bytes >= PAGE_BYTES => BinsCheck::Perhaps { empty },
+        _ if system_bytes >= page_bytes() => BinsCheck::Perhaps { empty },
         _ => BinsCheck::Other,
     }
 }

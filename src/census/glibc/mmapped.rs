@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::super::memory::{Memory, Piece, word_at};
 use super::super::objects::range_of;
 use super::layout::{FLAGS, IS_MMAPPED};
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 
 /// Pages without a chunk that end the search of a mapping in the first, quick pass.
 const EMPTY_PAGES_MAX: u32 = 4;
@@ -101,7 +101,7 @@ fn search(memory: &dyn Memory, range: &Range<u64>, span: &Range<u64>, places: Pl
     }
     let Ok(runs) = memory.page_runs(at..range.end) else { return };
     let mut empty_pages = 0;
-    let mut page = [0u8; PAGE_BYTES as usize];
+    let mut page = vec![0u8; page_bytes() as usize];
     while at < range.end && *probes < PROBES_MAX {
         let Some(present) = runs.next_present(at) else { return };
         at = present;
@@ -124,7 +124,7 @@ fn search(memory: &dyn Memory, range: &Range<u64>, span: &Range<u64>, places: Pl
                 if places == Places::FirstPages && empty_pages > EMPTY_PAGES_MAX {
                     return;
                 }
-                at += PAGE_BYTES;
+                at += page_bytes();
             }
         }
     }
@@ -166,15 +166,16 @@ fn chunk_in_page(page: &[u8], addr: u64, span: &Range<u64>) -> Option<Mmapped> {
         let offset_bytes = word_at(page, at) & !1;
         let start = chunk.checked_sub(offset_bytes)?;
         let used = (header & !FLAGS).checked_add(offset_bytes)?;
-        let bytes = if used & 4095 == 0 {
+        let within_page = page_bytes() - 1;
+        let bytes = if used & within_page == 0 {
             used
-        } else if used.checked_add(16)? & 4095 == 0 {
+        } else if used.checked_add(16)? & within_page == 0 {
             used + 16
         } else {
             return None;
         };
-        let fits = start & 4095 == 0 && start >= span.start && start.checked_add(bytes).is_some_and(|end| end <= span.end);
-        (fits && bytes >= PAGE_BYTES && offset_bytes < bytes && (offset_bytes == 0) == (at == 0 && start == addr)).then_some(Mmapped {
+        let fits = start & within_page == 0 && start >= span.start && start.checked_add(bytes).is_some_and(|end| end <= span.end);
+        (fits && bytes >= page_bytes() && offset_bytes < bytes && (offset_bytes == 0) == (at == 0 && start == addr)).then_some(Mmapped {
             start,
             bytes,
             offset_bytes,
@@ -221,7 +222,7 @@ mod tests {
         let maps = crate::process::Maps::parse(b"7f0000000000-7f0000100000 rw-p 00000000 00:00 0\n");
         let mut memory = crate::census::Fixture::with_maps(maps.clone());
         for page in 0..0x80 {
-            memory.write_word(0x7f00_0000_0000 + page * PAGE_BYTES + 0x200, 1);
+            memory.write_word(0x7f00_0000_0000 + page * page_bytes() + 0x200, 1);
         }
         // In the tenth page: offset and size of a chunk that would reach over the next one.
         memory.write_word(0x7f00_0000_a010, 0x10);

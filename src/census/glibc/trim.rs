@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::super::chunks::{ChunkState, ChunkTable};
 use super::super::page_cache::PageCache;
-use crate::heap::residency::{PAGE_BYTES, page_up};
+use crate::heap::residency::{page_bytes, page_up};
 
 /// `sizeof (struct malloc_chunk)`: a free chunk's header and links stay.
 const CHUNK_STRUCT_BYTES: u64 = 0x30;
@@ -111,7 +111,7 @@ pub fn visit(table: &ChunkTable, plan: &TrimPlan, mut give: impl FnMut(Range<u64
 
 fn inside(run: &Range<u64>, plan: &TrimPlan) -> Option<Range<u64>> {
     let start = page_up(run.start.saturating_add(CHUNK_STRUCT_BYTES));
-    let bytes = run.end.saturating_sub(start) & !(PAGE_BYTES - 1);
+    let bytes = run.end.saturating_sub(start) & !(page_bytes() - 1);
     let stays = bytes == 0 || plan.huge_mappings.iter().any(|mapping| mapping.contains(&start));
     (!stays).then(|| start..start + bytes)
 }
@@ -126,7 +126,7 @@ fn of_top(top: &Range<u64>, plan: &TrimPlan) -> Option<Range<u64>> {
 /// What is released at the end of the brk heap with this top, where `pad_bytes` of it are kept (malloc.c, systrim).
 #[must_use]
 pub fn released_top(top: &Range<u64>, unit_bytes: u64, pad_bytes: u64) -> Option<Range<u64>> {
-    let unit = unit_bytes.max(PAGE_BYTES);
+    let unit = unit_bytes.max(page_bytes());
     let extra = (top.end - top.start).saturating_sub(TOP_KEPT_BYTES).saturating_sub(pad_bytes) / unit * unit;
     (extra > 0).then(|| top.end - extra..top.end)
 }

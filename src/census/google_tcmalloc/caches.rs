@@ -18,7 +18,6 @@ use super::super::memory::{Memory, Piece, is_user_address, word_at, word16_at, w
 use super::super::objects::{Data, read_present};
 use super::classes::Classes;
 use super::page_map::Entries;
-use crate::heap::residency::PAGE_BYTES;
 
 /// log2 of a slab's bytes (`kInitialBasePerCpuShift` to `kMaxBasePerCpuShift`, and one more for NUMA nodes and for wide slabs).
 const SHIFTS: std::ops::RangeInclusive<u64> = 12..=20;
@@ -33,6 +32,8 @@ const CACHES_MAX: usize = 1 << 16;
 const LENGTH_MAX: u32 = 1 << 15;
 /// Objects in all caches: a quarter of a second's reading.
 const OBJECTS_MAX: usize = 1 << 21;
+/// Read at a time.
+const READ_BYTES: u64 = 4096;
 /// Bytes of a list's record.
 const LIST_BYTES: usize = 24;
 /// Times that a list is followed whose length does not fit: the thread was changing it.
@@ -209,12 +210,12 @@ impl Heap<'_> {
             let (mut next, length) = (word_at(&head, 0), word32_at(&head, 8).min(LENGTH_MAX) as usize);
             let mut objects = Vec::with_capacity(length);
             // Objects of a list often lie side by side.
-            let mut pages = HashMap::new();
+            let mut parts = HashMap::new();
             while objects.len() < length && self.is_object(next, class) {
                 objects.push(next);
-                let (page, at) = (next & !(PAGE_BYTES - 1), (next % PAGE_BYTES) as usize);
-                let page = pages.entry(page).or_insert_with(|| self.memory.bytes(page, PAGE_BYTES as usize).unwrap_or_default());
-                next = word_at(page, at);
+                let (part, at) = (next & !(READ_BYTES - 1), (next % READ_BYTES) as usize);
+                let part = parts.entry(part).or_insert_with(|| self.memory.bytes(part, READ_BYTES as usize).unwrap_or_default());
+                next = word_at(part, at);
             }
             expected = length as u64;
             if objects.len() >= longest.len() {

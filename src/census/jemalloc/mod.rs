@@ -30,7 +30,7 @@ use super::quality::WalkQuality;
 use super::radix::{self, Entry, PageMapRoot, Roots, Shape};
 use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 use crate::machine::Machine;
 use crate::process::Maps;
 
@@ -255,7 +255,7 @@ fn live_of(mut extent: Extent) -> u64 {
 }
 
 fn layout(form: Form, pages: Pages, found: &PageMapRoot) -> String {
-    let larger = if pages.bytes() == PAGE_BYTES { String::new() } else { format!(" with pages of {} KiB", pages.bytes() >> 10) };
+    let larger = if pages.bytes() == page_bytes() { String::new() } else { format!(" with pages of {} KiB", pages.bytes() >> 10) };
     let [default, ..] = SIZE_CLASSES;
     let quantum = form.classes.quantum_bytes;
     let closer = if form.classes == default { String::new() } else { format!(" with size classes {quantum} bytes apart") };

@@ -10,7 +10,7 @@ use super::super::not_understood::is_go;
 use super::super::objects::{joined, range_of, without};
 use super::view::View;
 use super::{Kind, RuntimeMemory};
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 
 /// `heapArenaBytes` on 64-bit Linux.
 const ARENA_BYTES: u64 = 64 << 20;
@@ -41,7 +41,7 @@ pub fn find(view: &View<'_>, layouts: &mut LayoutCache) -> Option<RuntimeMemory>
         }
         let data = one.data();
         let may_lead =
-            |word: u64| word.is_multiple_of(PAGE_BYTES) && is_user_address(word) && view.holds(&(word..word.saturating_add(TABLE_BYTES)));
+            |word: u64| word.is_multiple_of(page_bytes()) && is_user_address(word) && view.holds(&(word..word.saturating_add(TABLE_BYTES)));
         let (number, found) =
             data.words().filter(|&(_, word)| may_lead(word)).find_map(|(number, word)| Some((number, arenas(view, word)?)))?;
         layouts.by_build_id.remember(build_id.as_ref(), (object.range.start + 8 * number as u64).wrapping_sub(object.base));

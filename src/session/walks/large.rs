@@ -51,19 +51,19 @@ fn resident_bytes(pages: &PageRuns, start: u64, end: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heap::residency::{PAGE_BYTES, PageRun, PageState};
+    use crate::heap::residency::{PageRun, PageState, page_bytes};
 
     #[test]
     fn pages_that_neighbours_touch_do_not_count_and_a_block_without_others_is_touched_as_a_whole() {
         let mut pages = PageRuns::default();
         for (first, end) in [(1, 4), (8, 9)] {
             let state = PageState { present: true, ..PageState::default() };
-            pages.push(PageRun { start: first * PAGE_BYTES, end: end * PAGE_BYTES, state });
+            pages.push(PageRun { start: first * page_bytes(), end: end * page_bytes(), state });
         }
         let touched = |start: u64, end: u64| resident_bytes(&pages, start, end);
         // Of pages 1 and 8 it has a part, of 2 and 3 the whole.
-        assert_eq!(touched(PAGE_BYTES + 16, 8 * PAGE_BYTES + 500), 2 * PAGE_BYTES);
-        assert_eq!(touched(PAGE_BYTES + 16, 4 * PAGE_BYTES + 500), 3 * PAGE_BYTES + 484);
-        assert_eq!(touched(5 * PAGE_BYTES, 8 * PAGE_BYTES), 0);
+        assert_eq!(touched(page_bytes() + 16, 8 * page_bytes() + 500), 2 * page_bytes());
+        assert_eq!(touched(page_bytes() + 16, 4 * page_bytes() + 500), 3 * page_bytes() + 484);
+        assert_eq!(touched(5 * page_bytes(), 8 * page_bytes()), 0);
     }
 }

@@ -3,7 +3,7 @@
 use crate::census::chunks::{ARENA_NONE, Block, ChunkState};
 use crate::census::resident::pages_of;
 use crate::census::{Memory, Taken};
-use crate::heap::residency::{PAGE_BYTES, PageRuns};
+use crate::heap::residency::{PageRuns, page_bytes};
 use crate::trace::{Seed, SeedChunk, SeedRegion};
 
 /// Arenas of one heap: those of another heap of the process have numbers above.
@@ -32,7 +32,7 @@ fn chunk(block: &Block, pages: Option<&PageRuns>) -> Option<SeedChunk> {
         ChunkState::Overhead | ChunkState::Unknown => return None,
         ChunkState::Tcache | ChunkState::Fastbin | ChunkState::Free | ChunkState::Top => Some(match pages {
             // Smaller ones share their pages.
-            Some(pages) if block.usable_bytes >= PAGE_BYTES => {
+            Some(pages) if block.usable_bytes >= page_bytes() => {
                 pages.resident_bytes(block.addr..block.addr.saturating_add(block.usable_bytes))
             }
             _ => block.usable_bytes,

@@ -8,7 +8,7 @@ use crate::capture::{Counters, Read};
 use crate::fragmentation::growth::GrowthSpace;
 use crate::governor::estimate::{Amounts, STACKS_MAX};
 use crate::governor::{AGES_NS, Estimates, Estimator, HitCosts, Quantity, TOLD_AGES, Watched, WindowTimes};
-use crate::heap::residency::PAGE_BYTES;
+use crate::heap::residency::page_bytes;
 use crate::ledger::StackView;
 use crate::process::container::Container;
 use crate::profile::{
@@ -326,7 +326,7 @@ fn rows(target: &Target, state: &mut ProcessState, estimates: &Estimates<StackId
     }
     for (stack, bytes) in state.touched.iter() {
         // Each recorded touch represents the interval: their number has a Poisson distribution.
-        let unit = crate::session::tier::windows::TOUCH_INTERVAL * PAGE_BYTES;
+        let unit = crate::session::tier::windows::TOUCH_INTERVAL * page_bytes();
         let error = (bytes as f64 * unit as f64).sqrt().round() as u64;
         let row = rows.entry(stack).or_default();
         row.0.add(&Values::default().with(ValueKind::TouchedSpace, bytes));

@@ -11,7 +11,7 @@ use crate::fragmentation::growth::{Growth, GrowthSpace};
 use crate::governor::WindowObserver;
 use crate::governor::retention::{ContentSample, has_words};
 use crate::heap::extents::{Extents, Mapping, VmEvent};
-use crate::heap::residency::{PAGE_BYTES, page_down};
+use crate::heap::residency::{page_bytes, page_down};
 use crate::ledger::{Event, Ledger, NO_STACK, StackLimits};
 use crate::managed::cpython::Definition;
 use crate::managed::{self, Managed, SharedManaged};
@@ -205,12 +205,12 @@ impl ProcessState {
     fn touch(&mut self, addr: Addr, touches: u64, stack: StackHash) {
         self.touches += 1;
         let page = page_down(addr.0);
-        if self.extents.extent_in(page..page.saturating_add(PAGE_BYTES)) == 0 {
+        if self.extents.extent_in(page..page.saturating_add(page_bytes())) == 0 {
             self.touches_elsewhere += 1;
             return;
         }
         let id = self.stack(stack);
-        self.touched.charge(Some(id), touches.saturating_mul(PAGE_BYTES));
+        self.touched.charge(Some(id), touches.saturating_mul(page_bytes()));
     }
 
     fn changed(&mut self, change: VmChange, stack: StackHash, time_ns: u64) {
