@@ -137,12 +137,14 @@ impl KernelPages {
             && self.can_query.load(Ordering::Relaxed)
         {
             match self.by_difference(maps, &range) {
+                Err(error) if is_beyond(&error) => return self.by_reading(&range),
                 Err(error) if may_be_refused(&error) => self.can_query.store(false, Ordering::Relaxed),
                 answer => return answer,
             }
         }
         if self.can_scan.load(Ordering::Relaxed) {
             match self.by_scan(&range) {
+                Err(error) if is_beyond(&error) => return self.by_reading(&range),
                 Err(error) if may_be_refused(&error) => self.can_scan.store(false, Ordering::Relaxed),
                 answer => return answer,
             }
@@ -234,7 +236,8 @@ impl KernelPages {
     /// distinguished here.
     fn by_reading(&self, range: &Range<u64>) -> io::Result<PageRuns> {
         let mut runs = PageRuns::default();
-        let mut entries = vec![0u8; ENTRIES * 8];
+        let pages = usize::try_from((range.end - range.start) / page_bytes()).unwrap_or(usize::MAX);
+        let mut entries = vec![0u8; pages.clamp(1, ENTRIES) * 8];
         let mut at = range.start;
         while at < range.end {
             let pages = usize::try_from((range.end - at) / page_bytes()).unwrap_or(usize::MAX).clamp(1, ENTRIES);
@@ -254,6 +257,12 @@ impl KernelPages {
         }
         Ok(runs)
     }
+}
+
+/// Whether an error means that the range reaches beyond the addresses of user space (fs/proc/task_mmu.c, `pagemap_scan_get_args`), as a
+/// word that only looks like an address does.
+fn is_beyond(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EFAULT)
 }
 
 /// Whether an error may mean that the request is not known (older kernels) or not allowed (seccomp profiles): then another way is taken,

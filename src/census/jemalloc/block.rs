@@ -61,12 +61,12 @@ impl Finder {
     pub fn search(memory: &dyn Memory) -> Option<Self> {
         let maps = memory.maps().ok()?;
         let objects = Objects::of(memory, &maps);
+        let mapped = unbacked_ranges(&maps);
         let (shape, found) = shapes(memory).iter().find_map(|&shape| {
-            let owns = |entry, addr| owns(memory, one_word(entry, shape), addr, pages_of(shape));
+            let owns = |entry, addr| owns(memory, &mapped, one_word(entry, shape), addr, pages_of(shape));
             Some((shape, radix::find(memory, &maps, &objects, shape, &mut Roots::default(), owns)?))
         })?;
         let object = objects.iter().find(|one| one.object() == &found.object)?;
-        let mapped = unbacked_ranges(&maps);
         let mut tried = HashSet::new();
         let data = object.data();
         let candidates = data.words().filter(|&(_, word)| word.is_multiple_of(8) && range_of(&mapped, word).is_some());

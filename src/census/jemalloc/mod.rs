@@ -120,14 +120,15 @@ fn one_word(entry: Entry, shape: Shape) -> u64 {
     (entry.last >> 5 & 255) << 48 | entry.first & POINTER_MASK | entry.last & 31
 }
 
-/// Whether an entry's record covers the address and claims the size class that the entry repeats, in one of the releases' forms.
-fn owns(memory: &dyn Memory, word: u64, addr: u64, pages: Pages) -> bool {
+/// Whether an entry's record is of an extent that covers the address, lies in one mapping, and has the size class that the entry repeats, in
+/// one of the releases' forms.
+fn owns(memory: &dyn Memory, mapped: &[Range<u64>], word: u64, addr: u64, pages: Pages) -> bool {
     let record = word & POINTER_MASK;
     let Some(bytes) = Some(record).filter(|&record| is_user_address(record)).and_then(|record| memory.bytes(record, 24)) else {
         return false;
     };
     let (start, size) = (word_at(&bytes, 8) & !pages.low_mask(), word_at(&bytes, 16) & !pages.low_mask());
-    let covers = size > 0 && size < 1 << 40 && start <= addr && addr - start < size;
+    let covers = size > 0 && start <= addr && addr - start < size && range_of(mapped, start).is_some_and(|range| size <= range.end - start);
     // An extent that is not in use may still have its former class in the page map.
     covers && BITS.iter().any(|bits| bits.size_class_of(&bytes) >= CLASSES || bits.size_class_of(&bytes) == word >> 48)
 }
@@ -151,20 +152,20 @@ fn take(
     layouts: &mut LayoutCache,
     level: Level,
 ) -> Result<Option<HeapWalk>, MemoryError> {
+    let mapped = unbacked_ranges(maps);
     let mut layouts = shapes(memory).iter().zip(&mut layouts.0);
     let found = layouts.find_map(|(&shape, roots)| {
-        let owns = |entry, addr| owns(memory, one_word(entry, shape), addr, pages_of(shape));
+        let owns = |entry, addr| owns(memory, &mapped, one_word(entry, shape), addr, pages_of(shape));
         Some((shape, radix::find(memory, maps, objects, shape, roots, owns)?))
     });
     let Some((shape, found)) = found else { return Ok(None) };
-    let mapped = unbacked_ranges(maps);
     let data = objects.iter().find(|one| one.object() == &found.object).map(|one| one.data()).unwrap_or_default();
     let walk = match level {
         Level::Full => full::take(memory, &found, shape, &mapped, data.words().map(|(_, word)| word)),
-        Level::Top | Level::Sampled => quick(memory, &found, shape, &mapped, &data, level),
+        Level::Top | Level::Sampled => Some(quick(memory, &found, shape, &mapped, &data, level)),
     };
     // A page map that leads to no extent is not one.
-    Ok(Some(walk).filter(|walk| walk.extents.iter().any(|&(arena, _)| arena != NO_ARENA)))
+    Ok(walk.filter(|walk| walk.extents.iter().any(|&(arena, _)| arena != NO_ARENA)))
 }
 
 /// The page map's words alone, and at level sampled some slabs.
