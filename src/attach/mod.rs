@@ -315,8 +315,10 @@ fn load(process: &Process, plan: Plan, path: &Path, report: &mut AttachReport) -
     let maps = process.maps().map_err(|_| Refusal::Ended)?;
     match Mapped::find(process, &maps, plan.flavour) {
         Some(mapped) => Ok(Plan { maps, mapped: Some(mapped), ..plan }),
-        None if !plan.image.is_of(process) => Err(Refusal::Replaced.into()),
-        None => Err(AttachRefusal::NotLoaded { path: path.to_owned() }),
+        None => {
+            plan.image.check(process)?;
+            Err(AttachRefusal::NotLoaded { path: path.to_owned() })
+        }
     }
 }
 
@@ -353,7 +355,7 @@ fn call_library(
     let function = mapped.function(&plan.maps, name).ok_or(AttachRefusal::UnknownState)?;
     let system_calls = if plan.flavour == Flavour::AttachedRecorder { &recorder::CALLS[..] } else { &OWN_CALLS };
     call(process, plan, (name, function), arguments, system_calls, report)?;
-    let unknown = || if plan.image.is_of(process) { AttachRefusal::UnknownState } else { Refusal::Replaced.into() };
+    let unknown = || plan.image.check(process).map_or_else(AttachRefusal::from, |()| AttachRefusal::UnknownState);
     let state = mapped.state(process).ok_or_else(unknown)?;
     report.state = Some(state);
     // The library does nothing while another call of it runs.

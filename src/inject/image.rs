@@ -38,13 +38,18 @@ impl Image {
         let words = auxv.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect::<Vec<u64>>();
         let mapped = words.as_chunks::<2>().0.iter().find(|[key, _]| *key == AT_RANDOM).map_or(0, |[_, address]| *address);
         let image = Self { memory, auxv, mapped };
-        if image.is_of(process) { Ok(image) } else { Err(Refusal::Replaced) }
+        image.check(process)?;
+        Ok(image)
     }
 
-    /// Whether the process still executes it.
-    #[must_use]
-    pub fn is_of(&self, process: &Process) -> bool {
-        self.memory.read_at(&mut [0], self.mapped).is_ok_and(|bytes| bytes == 1) && auxv(process).is_some_and(|now| now == self.auxv)
+    /// Makes sure that the process still executes it.
+    ///
+    /// # Errors
+    /// [`Refusal::Replaced`] if it executes another program, [`Refusal::Ended`] if none any more.
+    pub fn check(&self, process: &Process) -> Result<(), Refusal> {
+        let now = auxv(process).ok_or(Refusal::Ended)?;
+        let is_there = self.memory.read_at(&mut [0], self.mapped).is_ok_and(|bytes| bytes == 1);
+        if is_there && now == self.auxv { Ok(()) } else { Err(Refusal::Replaced) }
     }
 }
 
@@ -73,13 +78,13 @@ mod tests {
         next();
         let process = Process::open(Pid(shell.id())).unwrap();
         let image = Image::of(&process).unwrap();
-        assert!(image.is_of(&process));
+        assert_eq!(image.check(&process), Ok(()));
         input.write_all(b"\n").unwrap();
         next();
-        assert!(!image.is_of(&process));
-        assert!(Image::of(&process).unwrap().is_of(&process));
+        assert_eq!(image.check(&process), Err(Refusal::Replaced));
+        assert!(Image::of(&process).is_ok());
         input.write_all(b"\n").unwrap();
         shell.wait().unwrap();
-        assert!(!image.is_of(&process));
+        assert_eq!(image.check(&process), Err(Refusal::Ended));
     }
 }

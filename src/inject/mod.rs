@@ -328,14 +328,14 @@ fn wait_for_end(process: &Process, image: &Image, directory: &std::path::Path, c
         match memory::word(pid, committed.canary) {
             Some(word) => has_begun |= word != frame::CANARY,
             None if tracer::has_ended(process) => return Ending::Gone,
-            None if !image.is_of(process) => return Ending::Replaced,
+            None if image.check(process) == Err(Refusal::Replaced) => return Ending::Replaced,
             None => {}
         }
         let Some(status) = ThreadStatus::read(directory).filter(|status| !status.is_dead()) else { return Ending::Gone };
         let is_calling = status.blocked == frame::call_mask();
         has_begun |= is_calling;
         if has_begun && !is_calling {
-            return if image.is_of(process) { Ending::Returned } else { Ending::Replaced };
+            return if image.check(process) == Err(Refusal::Replaced) { Ending::Replaced } else { Ending::Returned };
         }
         if Instant::now() >= deadline {
             return if has_begun { Ending::StillRuns } else { Ending::NotBegun };

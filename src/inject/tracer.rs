@@ -8,7 +8,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::frame::{self, Context, FRAME_POINTER, Frames, Restored, STACK_POINTER, Software};
-use super::image::Image;
 use super::memory;
 use super::parked::{Parked, Rank, SystemCall};
 use super::refusal::{Refusal, Unfit};
@@ -113,10 +112,11 @@ pub(super) fn attempt(
         stopped_at = Instant::now();
         is_exit = true;
     }
-    let prepared = still_executes(&tracee, call.image)
+    let is_current = || call.image.check(process).map_err(Failed::from);
+    let prepared = is_current()
         .and_then(|()| prepare(&tracee, &registers, is_exit, call, software, walker))
         // Another thread may have executed a program meanwhile, which ends this one.
-        .and_then(|prepared| still_executes(&tracee, call.image).map(|()| prepared));
+        .and_then(|prepared| is_current().map(|()| prepared));
     match prepared {
         Ok((frames, is_interrupted)) => {
             commit(&tracee, &registers, &frames, call.trampoline)?;
@@ -285,11 +285,6 @@ impl Tracee<'_> {
             _ => Ok(()),
         }
     }
-}
-
-/// Whether the addresses of the call are those of the program that the process executes.
-fn still_executes(tracee: &Tracee<'_>, image: &Image) -> Result<(), Failed> {
-    if image.is_of(tracee.process) { Ok(()) } else { Err(Refusal::Replaced.into()) }
 }
 
 /// The system call in which a stopped thread is, and how well it bears an interruption.
