@@ -443,6 +443,22 @@ mod tests {
     }
 
     #[test]
+    fn an_address_beyond_user_space_changes_no_way_of_asking() {
+        let patchwork = Patchwork::new();
+        let (pages, range) = (own_pages(), patchwork.range());
+        let expected = present(&pages.runs(&range).unwrap(), &range);
+        let ways = [pages.can_query.load(Ordering::Relaxed), pages.can_scan.load(Ordering::Relaxed)];
+        for beyond in [1 << 47, 1 << 56, u64::MAX - (8 << 20)] {
+            for bytes in [4 * page_bytes(), 2 * DIFFERENCE_BYTES_MIN] {
+                let runs = pages.runs(&(page_down(beyond)..page_down(beyond) + bytes)).unwrap();
+                assert!(runs.runs().is_empty(), "{beyond:#x} {runs:?}");
+            }
+        }
+        assert_eq!([pages.can_query.load(Ordering::Relaxed), pages.can_scan.load(Ordering::Relaxed)], ways);
+        assert_eq!(present(&pages.runs(&range).unwrap(), &range), expected);
+    }
+
+    #[test]
     fn pages_that_are_missing_on_both_sides_of_a_mappings_end_are_present_on_neither() {
         // SAFETY: a fresh private mapping that only this test uses; advice that changes what a fork copies splits it in two.
         let base = unsafe {

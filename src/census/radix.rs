@@ -4,7 +4,7 @@
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use super::layout_cache::ByBuildId;
 use super::memory::{Memory, Piece, is_user_address, word_at};
@@ -297,6 +297,14 @@ pub fn lookup(memory: &dyn Memory, root: u64, shape: Shape, addr: u64) -> Option
 
 /// Visits the entries of all leaves that are not 0, by ascending address, with the address of the page that each stands for.
 pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut(u64, Entry)) {
+    let _ = try_visit(memory, root, shape, |page, entry| {
+        visit(page, entry);
+        ControlFlow::Continue(())
+    });
+}
+
+/// [`visit`] until it is told to break.
+pub fn try_visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut(u64, Entry) -> ControlFlow<()>) -> ControlFlow<()> {
     /// Nodes and leaves visited: 4 TiB of jemalloc's pages.
     const NODES_MAX: usize = 4096;
     /// Read at once.
@@ -332,13 +340,14 @@ pub fn visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl FnMut
                 let slots = (at - entries) / shape.entry_bytes() as u64..;
                 for (slot, entry) in slots.zip(part.get(..read).unwrap_or_default().chunks_exact(shape.entry_bytes()).map(Entry::of)) {
                     if entry.first != 0 {
-                        visit(first + (slot << shape.page_bits), entry);
+                        visit(first + (slot << shape.page_bits), entry)?;
                     }
                 }
                 at += bytes as u64;
             }
         }
     }
+    ControlFlow::Continue(())
 }
 
 /// Records at many addresses, read in windows where they lie close together. `None` stands for one that could not be read.

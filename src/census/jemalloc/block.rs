@@ -9,11 +9,11 @@ use std::collections::{HashMap, HashSet};
 
 use super::super::memory::{Memory, is_user_address, word_at};
 use super::super::objects::{Objects, range_of, unbacked_ranges};
-use super::super::radix::{self, Roots, Shape};
+use super::super::radix::{self, Shape};
 use super::cache_bins::{BIN_BYTES, BINS_MIN, bin_at};
 use super::record::{ACTIVE, Extent, Form, is_region_free};
 use super::telling::Telling;
-use super::{POINTER_MASK, one_word, owns, pages_of, read_record, shapes};
+use super::{LayoutCache, POINTER_MASK, find_page_map, one_word, pages_of, read_record};
 
 /// Bytes of a thread's data that are searched; there are about 2,900.
 const THREAD_BYTES_MAX: usize = 8 << 10;
@@ -62,10 +62,7 @@ impl Finder {
         let maps = memory.maps().ok()?;
         let objects = Objects::of(memory, &maps);
         let mapped = unbacked_ranges(&maps);
-        let (shape, found) = shapes(memory).iter().find_map(|&shape| {
-            let owns = |entry, addr| owns(memory, &mapped, one_word(entry, shape), addr, pages_of(shape));
-            Some((shape, radix::find(memory, &maps, &objects, shape, &mut Roots::default(), owns)?))
-        })?;
+        let (shape, found) = find_page_map(memory, &maps, &objects, &mapped, &mut LayoutCache::default())?;
         let object = objects.iter().find(|one| one.object() == &found.object)?;
         let mut tried = HashSet::new();
         let data = object.data();

@@ -76,17 +76,8 @@ fn tells_padding(extent: &Extent) -> bool {
     extent.state == ACTIVE && !extent.is_slab && extent.offset_bytes > 0
 }
 
-/// Records after which a page map of which most are torn is not one.
-const RECORDS_JUDGED: u64 = 4096;
-
-/// Takes the census of every record that the page map leads to. `None` if most are none.
-pub fn take(
-    memory: &dyn Memory,
-    found: &PageMapRoot,
-    shape: Shape,
-    mapped: &[Range<u64>],
-    words: impl Iterator<Item = u64>,
-) -> Option<HeapWalk> {
+/// Takes the census of every record that the page map leads to.
+pub fn take(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range<u64>], words: impl Iterator<Item = u64>) -> HeapWalk {
     let mut build = Build::guess(memory, found, shape);
     let mut readings = 1;
     loop {
@@ -94,11 +85,8 @@ pub fn take(
         reading.is_last = readings == READINGS_MAX;
         radix::visit(memory, found.root, shape, |page, entry| reading.word(page, one_word(entry, shape)));
         reading.read_batch();
-        if reading.is_wrong {
-            return None;
-        }
         if !reading.is_void {
-            return Some(reading.finish(found, words));
+            return reading.finish(found, words);
         }
         build = reading.build;
         readings += 1;
@@ -115,8 +103,6 @@ struct Reading<'a> {
     is_void: bool,
     /// Whether it continues in that case.
     is_last: bool,
-    /// Most records are none: what leads to them is no page map.
-    is_wrong: bool,
     batch: Vec<Word>,
     last_record: u64,
     records: u64,
@@ -157,7 +143,6 @@ impl<'a> Reading<'a> {
             build,
             is_void: false,
             is_last: false,
-            is_wrong: false,
             batch: Vec::with_capacity(BATCH_WORDS),
             last_record: 0,
             records: 0,
@@ -175,7 +160,7 @@ impl<'a> Reading<'a> {
     fn word(&mut self, page: u64, word: u64) {
         let record = word & POINTER_MASK;
         // All pages of a slab refer to its record, of a large block the first and the last one.
-        if record == self.last_record || self.is_void || self.is_wrong || !is_user_address(record) {
+        if record == self.last_record || self.is_void || !is_user_address(record) {
             return;
         }
         if record & !PLACE_MASK != self.last_record & !PLACE_MASK {
@@ -230,7 +215,6 @@ impl<'a> Reading<'a> {
             extents.sort_unstable_by_key(|(extent, _)| (extent.addr, extent.bytes));
             extents.iter_mut().for_each(|(extent, record)| self.count(extent, record));
         }
-        self.is_wrong = self.records >= RECORDS_JUDGED && self.torn > self.records / 2;
         words.clear();
         self.batch = words;
     }

@@ -15,7 +15,7 @@ pub mod record;
 pub mod telling;
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use self::metadata::Block;
 use self::quick::{Place, Quick};
@@ -120,6 +120,41 @@ fn one_word(entry: Entry, shape: Shape) -> u64 {
     (entry.last >> 5 & 255) << 48 | entry.first & POINTER_MASK | entry.last & 31
 }
 
+/// Searches for the page map, in each of its forms.
+fn find_page_map(
+    memory: &dyn Memory,
+    maps: &Maps,
+    objects: &Objects<'_>,
+    mapped: &[Range<u64>],
+    layouts: &mut LayoutCache,
+) -> Option<(Shape, PageMapRoot)> {
+    shapes(memory).iter().zip(&mut layouts.0).find_map(|(&shape, roots)| {
+        let owns = |entry, addr| owns(memory, mapped, one_word(entry, shape), addr, pages_of(shape));
+        let found = radix::find(memory, maps, objects, shape, roots, owns)?;
+        leads_to_extents(memory, mapped, found.root, shape).then_some((shape, found))
+    })
+}
+
+/// Records of a page map that are looked at before it is followed.
+const JUDGED_RECORDS: u32 = 128;
+
+/// Whether most of the first records under a root are of extents. The search accepts a root to which one sample leads, which words of other
+/// things may do too.
+fn leads_to_extents(memory: &dyn Memory, mapped: &[Range<u64>], root: u64, shape: Shape) -> bool {
+    let (mut judged, mut owned, mut last) = (0, 0, 0);
+    let _ = radix::try_visit(memory, root, shape, |page, entry| {
+        let word = one_word(entry, shape);
+        let record = word & POINTER_MASK;
+        if record != last && is_user_address(record) {
+            last = record;
+            judged += 1;
+            owned += u32::from(owns(memory, mapped, word, page, pages_of(shape)));
+        }
+        if judged < JUDGED_RECORDS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    2 * owned > judged
+}
+
 /// Whether an entry's record is of an extent that covers the address, lies in one mapping, and has the size class that the entry repeats, in
 /// one of the releases' forms.
 fn owns(memory: &dyn Memory, mapped: &[Range<u64>], word: u64, addr: u64, pages: Pages) -> bool {
@@ -153,19 +188,14 @@ fn take(
     level: Level,
 ) -> Result<Option<HeapWalk>, MemoryError> {
     let mapped = unbacked_ranges(maps);
-    let mut layouts = shapes(memory).iter().zip(&mut layouts.0);
-    let found = layouts.find_map(|(&shape, roots)| {
-        let owns = |entry, addr| owns(memory, &mapped, one_word(entry, shape), addr, pages_of(shape));
-        Some((shape, radix::find(memory, maps, objects, shape, roots, owns)?))
-    });
-    let Some((shape, found)) = found else { return Ok(None) };
+    let Some((shape, found)) = find_page_map(memory, maps, objects, &mapped, layouts) else { return Ok(None) };
     let data = objects.iter().find(|one| one.object() == &found.object).map(|one| one.data()).unwrap_or_default();
     let walk = match level {
         Level::Full => full::take(memory, &found, shape, &mapped, data.words().map(|(_, word)| word)),
-        Level::Top | Level::Sampled => Some(quick(memory, &found, shape, &mapped, &data, level)),
+        Level::Top | Level::Sampled => quick(memory, &found, shape, &mapped, &data, level),
     };
     // A page map that leads to no extent is not one.
-    Ok(walk.filter(|walk| walk.extents.iter().any(|&(arena, _)| arena != NO_ARENA)))
+    Ok(Some(walk).filter(|walk| walk.extents.iter().any(|&(arena, _)| arena != NO_ARENA)))
 }
 
 /// The page map's words alone, and at level sampled some slabs.
@@ -296,5 +326,29 @@ mod tests {
         assert_eq!(of(2, false).map(words), Some([2, 0x7f10_0000_0000, 0]));
         assert_eq!(of(SLAB, true).map(words), Some([SLAB, 0x7f10_0000_0000, 5]));
         assert_eq!(of(SLAB, false), None);
+    }
+
+    #[test]
+    fn words_that_look_like_a_page_map_for_one_page_are_none() {
+        const ROOT: u64 = 0x5000_0000;
+        const LEAF: u64 = 0x7f00_0000_0000;
+        const RECORDS: u64 = 0x7f00_0100_0000;
+        let maps = Maps::parse(b"7f0000000000-7f0002000000 rw-p 00000000 00:00 0\n");
+        let [shape, ..] = SHAPES;
+        let slot = |page: u64| page >> shape.page_bits & ((1 << shape.leaf_bits) - 1);
+        let mapped = unbacked_ranges(&maps);
+        // Pages of the mapping, each with a record of its own, of which the first ones are extents.
+        let is_page_map = |extents: u64| {
+            let mut memory = Fixture::with_maps(maps.clone());
+            memory.write_word(ROOT + 8 * (LEAF >> shape.root_reach_bits()), LEAF);
+            for number in 0..200 {
+                let (page, record) = (LEAF + 0x40_0000 + (number << 12), RECORDS + 128 * number);
+                memory.write_word(LEAF + 8 * slot(page), 3 << 48 | record);
+                let extent = if number < extents { [3 << 20, page, 4096] } else { [3 << 20, 0x7e00_0000_0000, 1 << 42] };
+                extent.iter().enumerate().for_each(|(at, &word)| memory.write_word(record + 8 * at as u64, word));
+            }
+            leads_to_extents(&memory, &mapped, ROOT, shape)
+        };
+        assert_eq!([1, 60, 70, 200].map(is_page_map), [false, false, true, true]);
     }
 }
