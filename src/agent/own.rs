@@ -3,11 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::heap::residency::page_bytes;
-use crate::process::handle::read_bounded;
-
-/// Bytes read of `/proc/self/statm`.
-const STATM_BYTES_MAX: u64 = 256;
+use crate::process::Statm;
 
 /// CPU time of the calling thread.
 pub fn thread_cpu() -> Duration {
@@ -15,11 +11,9 @@ pub fn thread_cpu() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Resident bytes of this process: the second number of `/proc/self/statm`, in pages.
+/// Resident bytes of this process.
 pub fn own_rss_bytes() -> Option<u64> {
-    let bytes = read_bounded("/proc/self/statm".as_ref(), STATM_BYTES_MAX).ok()?;
-    let pages: u64 = std::str::from_utf8(&bytes).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    Some(pages.saturating_mul(page_bytes()))
+    Statm::of("/proc/self".as_ref()).map(|statm| statm.resident_bytes)
 }
 
 /// Longest and shortest time over which a thread's share of a core is measured.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Process ──→ maps ──→ file (attach path, identity) ──→ elf (segments, symbols)
-//!         ├──→ stack (frames of waiting threads)
+//!         ├──→ stack (frames of waiting threads), statm (its memory, as the kernel sums it)
 //!         └──→ container (which container and pod, and its memory limit) ──→ workload (what it belongs to)
 //! ```
 //!
@@ -14,11 +14,13 @@ pub mod file;
 pub mod handle;
 pub mod maps;
 pub mod stack;
+pub mod statm;
 pub mod workload;
 
 pub use file::{FileIdentity, MappedFile};
 pub use handle::{Process, ProcessError, ProcessId};
 pub use maps::{Backing, Mapping, Maps};
+pub use statm::Statm;
 
 #[cfg(test)]
 pub(crate) mod testing {

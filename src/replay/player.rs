@@ -16,6 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::sandbox::Confinement;
 use crate::bpf::{self, Play, PlayOp};
 use crate::heap::residency::page_bytes;
+use crate::process::Statm;
 
 /// The program, linked at the build.
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/player"));
@@ -29,8 +30,6 @@ const SHARED_BYTES: usize = RING_AT + size_of::<Play>() * RING as usize;
 const BATCH: u32 = 512;
 /// How long one sleep lasts at most, so that the end of the process is noticed.
 const SLEEP: Duration = Duration::from_millis(100);
-/// Bytes of `/proc/PID/statm` at most.
-const STATM_BYTES: u64 = 256;
 
 /// Limits of a replay.
 #[derive(Debug, Clone, Copy)]
@@ -362,15 +361,10 @@ pub fn nothing(op: PlayOp) -> Play {
     Play { bytes: 0, touch_from: 0, touch_to: 0, block: 0, thread: 0, ticks: 0, op: op as u8, alignment_bits: 0, pad: [0; 2] }
 }
 
-/// Anonymous memory of a process, from `/proc/PID/statm`.
+/// Anonymous memory of a process, in bytes.
 #[must_use]
 pub fn anonymous_bytes(pid: u32) -> Option<u64> {
-    let mut text = String::new();
-    let file = File::open(format!("/proc/{pid}/statm")).ok()?;
-    io::Read::read_to_string(&mut io::Read::take(file, STATM_BYTES), &mut text).ok()?;
-    let mut fields = text.split_whitespace().skip(1).map(|field| field.parse::<u64>().ok());
-    let (resident, shared) = (fields.next()??, fields.next()??);
-    Some(resident.saturating_sub(shared).saturating_mul(page_bytes()))
+    Statm::of(format!("/proc/{pid}").as_ref()).map(|statm| statm.anonymous_bytes())
 }
 
 fn memory_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {

@@ -13,8 +13,8 @@ use crate::capture::Slot;
 use crate::capture::wire::VmChange;
 use crate::ledger::Event;
 use crate::machine::Machine;
-use crate::process::Process;
 use crate::process::handle::read_bounded;
+use crate::process::{Process, Statm};
 use crate::profile::{FrameId, HeapSummary, Profile};
 use crate::session::tier::exact::Watched;
 use crate::session::walks::large::Touched;
@@ -31,8 +31,6 @@ const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
 const SAMPLE_INTERVAL_NS: u64 = 10_000_000;
 /// Samples in memory. When there are more, every second one is dropped, and the interval doubles.
 const SAMPLES_MAX: usize = 16_384;
-/// Bytes of `/proc/PID/statm` at most.
-const STATM_BYTES_MAX: u64 = 256;
 /// Accounts written during the recording at most.
 const ACCOUNTS_MAX: u32 = 2048;
 /// A stack without a hash.
@@ -63,7 +61,8 @@ struct State {
 /// Anonymous memory of the process over time.
 #[derive(Default)]
 struct Samples {
-    statm: PathBuf,
+    /// The process's directory under `/proc`.
+    directory: PathBuf,
     taken: Vec<(u64, u64)>,
     interval_ns: u64,
     next_ns: u64,
@@ -71,7 +70,7 @@ struct Samples {
 
 impl Samples {
     fn of(process: &Process) -> Self {
-        Self { statm: process.directory().join("statm"), interval_ns: SAMPLE_INTERVAL_NS, ..Self::default() }
+        Self { directory: process.directory().to_owned(), interval_ns: SAMPLE_INTERVAL_NS, ..Self::default() }
     }
 
     /// Takes a sample if one is due.
@@ -81,7 +80,7 @@ impl Samples {
             return;
         }
         self.next_ns = now_ns + self.interval_ns;
-        let Some(bytes) = read_bounded(&self.statm, STATM_BYTES_MAX).ok().as_deref().and_then(anonymous_bytes) else { return };
+        let Some(bytes) = Statm::of(&self.directory).map(|statm| statm.anonymous_bytes()) else { return };
         if self.taken.len() >= SAMPLES_MAX {
             let mut index = 0;
             self.taken.retain(|_| {
@@ -92,15 +91,6 @@ impl Samples {
         }
         self.taken.push((now_ns, bytes));
     }
-}
-
-/// Resident pages that are neither of files nor shared: fields 2 and 3 of `statm`, in bytes. `None` of a process that has ended: it has no
-/// memory.
-fn anonymous_bytes(statm: &[u8]) -> Option<u64> {
-    let mut fields = std::str::from_utf8(statm).ok()?.split_whitespace().skip(1).map(|field| field.parse::<u64>().ok());
-    let (resident, shared) = (fields.next()??, fields.next()??);
-    (resident > 0).then_some(())?;
-    Some(resident.saturating_sub(shared).saturating_mul(crate::heap::residency::page_bytes()))
 }
 
 /// What became of a trace.

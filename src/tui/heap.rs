@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use super::sample::{Basis, HeapReading};
 use crate::census::{self, LayoutCache, Level, LiveMemory, Memory as _, MemoryError, Pace};
 use crate::heap::ladder::{extent_ratio, fragmentation_ratio};
-use crate::heap::residency::{Residency, page_bytes};
-use crate::process::{Backing, Mapping, Maps, Process};
+use crate::heap::residency::Residency;
+use crate::process::{Backing, Mapping, Maps, Process, Statm};
 use crate::profile::HeapSummary;
 use crate::units::Pid;
 
@@ -25,8 +25,6 @@ const WALK_MAX: Duration = Duration::from_millis(500);
 const TIME_SHARE: u32 = 50;
 /// But at least this often.
 const REST_MAX: Duration = Duration::from_secs(30);
-/// Bytes of `/proc/PID/statm`: seven numbers.
-const STATM_BYTES_MAX: u64 = 256;
 
 /// The ranges of memory that malloc may hold, by ascending address.
 pub fn ranges(maps: &Maps) -> Vec<Range<u64>> {
@@ -157,13 +155,7 @@ fn from_mappings(memory: &LiveMemory) -> Result<HeapReading, MemoryError> {
 
 /// Resident memory of the whole process. `None` = the process has ended.
 pub fn rss_bytes(process: &Process) -> Option<u64> {
-    rss_of_statm(&crate::process::handle::read_bounded(&process.directory().join("statm"), STATM_BYTES_MAX).ok()?)
-}
-
-/// The second number of `/proc/PID/statm`, in pages. The kernel sums it from per-CPU counts, so it may be off by some hundred KiB.
-pub fn rss_of_statm(statm: &[u8]) -> Option<u64> {
-    let pages: u64 = std::str::from_utf8(statm).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    pages.checked_mul(page_bytes())
+    Statm::of(process.directory()).map(|statm| statm.resident_bytes)
 }
 
 #[cfg(test)]
