@@ -8,12 +8,16 @@
 //!   into a window of some hundred bytes within 4 GiB) only makes the probe more expensive.
 //! - Branches with an 8-bit displacement come from nearby code, which is decoded, starting again at every known function.
 //! - The start of a function may be called indirectly.
+//!
+//! arm64's branches are of four bytes, at multiples of four, so every word is tried.
 
 use std::collections::BTreeSet;
 
 use iced_x86::{Decoder, DecoderOptions, OpKind};
 
+use super::flow::{Flow, flow_at};
 use super::placement::WALK_BYTES_MAX;
+use crate::machine::Machine;
 use crate::process::elf::{Elf, ReadAt};
 
 /// Maximum amount of code searched per file, in bytes. The largest programs (browsers) have about 200 MB; the search handles about 1 GB/s.
@@ -36,10 +40,10 @@ pub struct BranchTargets {
 }
 
 impl BranchTargets {
-    /// Searches a file for branches into the first [`WALK_BYTES_MAX`] bytes of the functions at `entries` (virtual addresses, ascending).
-    /// `function_starts` are the addresses of all functions, ascending.
+    /// Searches a file of a machine for branches into the first [`WALK_BYTES_MAX`] bytes of the functions at `entries` (virtual addresses,
+    /// ascending). `function_starts` are the addresses of all functions, ascending.
     #[must_use]
-    pub fn search<R: ReadAt>(elf: &Elf<R>, entries: &[u64], function_starts: &[u64]) -> Self {
+    pub fn search<R: ReadAt>(elf: &Elf<R>, machine: Machine, entries: &[u64], function_starts: &[u64]) -> Self {
         let windows = Windows::new(entries);
         let code_bytes = elf.segments().iter().filter(|s| s.executable).map(|s| s.file_bytes).fold(0, u64::saturating_add);
         let mut targets: BTreeSet<u64> = function_starts.iter().copied().filter(|&start| windows.contains(start)).collect();
@@ -50,11 +54,14 @@ impl BranchTargets {
             let mut at = 0;
             while at < segment.file_bytes {
                 let chunk = elf.bytes_at(segment.vaddr.wrapping_add(at), CHUNK_BYTES + BRANCH_BYTES_MAX);
-                far_targets(&chunk, segment.vaddr.wrapping_add(at), &windows, &mut targets);
+                match machine {
+                    Machine::X86_64 => far_targets(&chunk, segment.vaddr.wrapping_add(at), &windows, &mut targets),
+                    Machine::Aarch64 => arm64_targets(&chunk, segment.vaddr.wrapping_add(at), &windows, &mut targets),
+                }
                 at += CHUNK_BYTES;
             }
         }
-        for &entry in entries {
+        for &entry in entries.iter().filter(|_| machine == Machine::X86_64) {
             near_targets(elf, entry, function_starts, &windows, &mut targets);
         }
         Self { targets, unknown: false }
@@ -108,6 +115,19 @@ fn far_targets(code: &[u8], vaddr: u64, windows: &Windows<'_>, targets: &mut BTr
             // The second byte of jcc: 0f 80–8f.
             0x80..=0x8f if at > 0 && code.get(at - 1) == Some(&0x0f) => note(at + 1),
             _ => {}
+        }
+    }
+}
+
+fn arm64_targets(code: &[u8], vaddr: u64, windows: &Windows<'_>, targets: &mut BTreeSet<u64>) {
+    let skipped = vaddr.wrapping_neg() & 3;
+    let words = code.get(skipped as usize..).unwrap_or_default().chunks_exact(4);
+    for (at, word) in (vaddr.wrapping_add(skipped)..).step_by(4).zip(words) {
+        let (Flow::Branch { target, .. } | Flow::Jump(target) | Flow::Call { target, .. }) = flow_at(Machine::Aarch64, word, at) else {
+            continue;
+        };
+        if windows.contains(target) {
+            targets.insert(target);
         }
     }
 }

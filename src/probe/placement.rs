@@ -64,8 +64,10 @@ pub enum Reason {
     Undecodable,
     /// The entry: the path reached the function's end or its limit.
     NothingFound,
-    /// The entry: always on this machine.
-    AlwaysEntry,
+    /// The entry: the return address is signed, saved or replaced before any emulated instruction (arm64).
+    ReturnAddressUsed,
+    /// The entry: the frame pointer changes before any emulated instruction (arm64).
+    FramePointerMoved,
 }
 
 impl Reason {
@@ -81,7 +83,8 @@ impl Reason {
             Self::BranchInto => "entry: there is a jump into the path",
             Self::Undecodable => "entry: bytes that cannot be decoded",
             Self::NothingFound => "entry: no emulated instruction nearby",
-            Self::AlwaysEntry => "entry: always used on arm64",
+            Self::ReturnAddressUsed => "entry: the return address is signed or saved before an emulated instruction",
+            Self::FramePointerMoved => "entry: the frame pointer changes before an emulated instruction",
         }
     }
 

@@ -273,11 +273,7 @@ pub fn place_all<R: ReadAt>(
     }
     let mut entries: Vec<u64> = entry_points.iter().map(|e| e.vaddr).collect();
     entries.sort_unstable();
-    let targets = match Machine::HOST {
-        Machine::X86_64 => BranchTargets::search(elf, &entries, function_starts),
-        // A probe at the entry does not need them.
-        Machine::Aarch64 => BranchTargets::default(),
-    };
+    let targets = BranchTargets::search(elf, Machine::HOST, &entries, function_starts);
     let forwarding = Forwarding::new(elf, entry_points);
     entry_points
         .iter()
@@ -296,7 +292,7 @@ pub fn place_all<R: ReadAt>(
             let code = elf.bytes_at(entry_point.vaddr, code_bytes(entry_point, function_starts));
             let placement = match Machine::HOST {
                 Machine::X86_64 => place(&code, entry_point.vaddr, shape, emulation, |vaddr| targets.contains(vaddr)),
-                Machine::Aarch64 => placement_arm64::place(&code, entry_point.vaddr, shape),
+                Machine::Aarch64 => placement_arm64::place(&code, entry_point.vaddr, shape, |vaddr| targets.contains(vaddr)),
             };
             if let Some(reason) = forwarding.covers(entry_point, shape, &placement) {
                 return without(reason);

@@ -1,5 +1,6 @@
 //! Placement of probes, checked against other tools' views of the same code: objdump's listing and gdb's registers.
 
+mod arm64;
 mod gdb;
 mod listing;
 mod programs;
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use fragprof::allocator::Allocator;
 use fragprof::allocator::functions::{Op, Shape, find};
 use fragprof::allocator::in_file::identify;
+use fragprof::machine::Machine;
 use fragprof::probe::branches::BranchTargets;
 use fragprof::probe::placement::{Emulation, Placement, WALK_BYTES_MAX, place};
 use fragprof::probe::plan::place_all;
@@ -84,7 +86,7 @@ fn no_function_of_any_file_gets_a_site_that_objdump_s_listing_refutes() {
             *size = f.size.max(*size);
         });
         let starts: Vec<u64> = functions.keys().copied().collect();
-        let targets = BranchTargets::search(&elf, &starts, &starts);
+        let targets = BranchTargets::search(&elf, Machine::X86_64, &starts, &starts);
         // Only where the listing has an instruction: objdump uses sections, and symbols may be outside of them.
         for (&entry, &size) in functions.iter().filter(|(entry, size)| **size > 0 && listing.has(**entry)) {
             let code = elf.bytes_at(entry, size.min(WALK_BYTES_MAX));
