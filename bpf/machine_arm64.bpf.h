@@ -26,6 +26,10 @@ struct pt_regs {
 } FP_KERNEL_STRUCT;
 
 #define FP_REG_LINK 5
+static __always_inline bool fp_is_link(__u32 reg)
+{
+	return reg == FP_REG_LINK;
+}
 
 #define FP_PC(regs_) ((regs_)->pc)
 #define FP_SP(regs_) ((regs_)->sp)

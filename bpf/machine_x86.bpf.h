@@ -54,6 +54,12 @@ static __always_inline __u64 fp_return_slot(const struct fp_rule *rule, __u64 cf
 }
 
 /* The same for a step that may be repeated, from what is kept of it. */
+/* Whether calls leave the return address in this register. */
+static __always_inline bool fp_is_link(__u32 reg)
+{
+	return false;
+}
+
 static __always_inline __u64 fp_repeated_return_slot(__u64 caller_sp, __s32 bp_at)
 {
 	return caller_sp - 8;

@@ -5,7 +5,7 @@
  * Most of a stack is unchanged since the thread's last walk. So the last walk's frames are kept, each with what its step read from the
  * stack. If a walk reaches a frame that the last walk also reached (same pc, stack pointer and bp) and the words that the step read then
  * still have the same values, the step must lead to the same caller, and the tables need not be consulted. This is not a guess: a step is
- * a function of the pc, the two registers, those words and the tables, and the tables' generation is compared once per walk. To most code,
+ * a function of the pc, the two registers, those words and the tables (on arm64 the first one's of x30 too, if it has the return address), and the tables' generation is compared once per walk. To most code,
  * also that of Java's compilers, bp is a register like any other: where it determines nothing but itself it may differ. Steps that
  * read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done again.
  * Code that a JVM compiled at an address of other code may have the same size of frame: the daemon raises the generation each second while a
@@ -31,6 +31,18 @@ enum fp_repeat {
 	FP_REPEAT_STEP, /* the frame was appended, its caller reached */
 	FP_REPEAT_END,  /* the frame was appended, and is the outermost */
 };
+
+/* Reads the return address of a step that can be repeated. Where calls leave it in a register, the first frame may have it there still. */
+static __always_inline bool fp_read_return(struct fp_walk *walk, bool is_first, __u64 caller_sp, __s64 bp_at, __u64 *pc)
+{
+#if !FP_RETURN_POPS
+	if (!bp_at) {
+		*pc = walk->leaf[FP_REG_LINK];
+		return is_first;
+	}
+#endif
+	return fp_read_word(walk, fp_repeated_return_slot(caller_sp, bp_at), pc);
+}
 
 /* Repeats the last walk's step from the same frame, if the words that it read are the same. */
 static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
@@ -74,7 +86,7 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 	if (FP_FRAME_KIND(word) == FP_FRAME_KIND_JAVA_INTERPRETED) {
 		pc = fp_repeat_interpreted(walk, half, at);
 	} else {
-		if (!fp_read_word(walk, fp_repeated_return_slot(caller_sp, bp_at), &pc))
+		if (!fp_read_return(walk, walk->registers == FP_REGS_LEAF, caller_sp, bp_at, &pc))
 			return FP_REPEAT_NOT;
 		if (bp_at && !fp_read_word(walk, caller_sp + bp_at, &caller_bp))
 			return FP_REPEAT_NOT;
@@ -129,7 +141,7 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 		loop->other_bp = 0;
 		return !fp_is_word_of(walk, caller_word, fp_code_address(fp_repeat_interpreted(walk, walk->now, i)));
 	}
-	if (!fp_read_word(walk, fp_repeated_return_slot(caller_sp, step->bp_at), &value) ||
+	if (!fp_read_return(walk, !i, caller_sp, step->bp_at, &value) ||
 	    !fp_is_word_of(walk, caller_word, fp_code_address(value)))
 		return 1;
 	if (!step->bp_at)

@@ -65,7 +65,6 @@ static __always_inline __u32 fp_step_entry(struct fp_walk *walk)
 		return FP_END_READ_FAULT;
 #else
 	pc = fp_code_address(walk->leaf[FP_REG_LINK]);
-	walk->now_repeatable = 0;
 #endif
 	walk->pc = pc;
 	walk->sp = walk->entry_sp + FP_RETURN_POPS;
@@ -177,8 +176,11 @@ static __always_inline __u32 fp_step_rule(struct fp_walk *walk, const struct fp_
 		bp = FP_BP_UNKNOWN;
 	}
 	if (rule->saved >> 4 == FP_RA_IN_REGISTER) {
+		__u32 repeatable = fp_is_link(reg2) && walk->registers == FP_REGS_LEAF ? walk->now_repeatable : 0;
+
 		if (!fp_register_of(walk, reg2, &pc))
 			return FP_END_UNSUPPORTED;
+		walk->now_repeatable = repeatable;
 	} else if (!fp_read_word(walk, fp_return_slot(rule, cfa, bp_address), &pc)) {
 		return FP_END_READ_FAULT;
 	} else if (!fp_return_is_repeatable(rule)) {

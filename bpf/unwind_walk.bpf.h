@@ -56,7 +56,7 @@ struct fp_step {
 #define FP_SP_FAR 0xffffffffU
 
 /* What a step depended on. */
-#define FP_STEP_REPEATABLE (1u << 0) /* it read only the caller's bp, and the return address where fp_repeated_return_slot says */
+#define FP_STEP_REPEATABLE (1u << 0) /* it read only the caller's bp, and the return address where fp_read_return does */
 #define FP_STEP_USES_BP (1u << 1)    /* its own bp determined where */
 
 /* The frames of a walk after the record's header, so that both can be sent in one piece. */

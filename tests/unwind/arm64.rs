@@ -114,13 +114,23 @@ fn stacks_recorded_by_arm64_programs_equal_gimlis() {
         let gimli = Gimli::new(&told.world);
         let mut thread = host.thread();
         let mut ends: BTreeMap<String, usize> = BTreeMap::new();
-        let (mut equal, mut complete, mut repeated_steps) = (0, 0, 0);
+        let (mut equal, mut complete, mut repeated_steps, mut proven, mut by_link) = (0, 0, 0, 0, 0);
         for (interrupted, in_handler) in &told.stacks {
             let (stack, repeated) = host.unwind(&mut thread, &told.world, interrupted);
             // Steps repeated from the previous walk must not make a difference.
             let (fresh, none) = host.unwind(&mut host.thread(), &told.world, interrupted);
             assert_eq!((&stack, none), (&fresh, 0), "{flags:?}");
             repeated_steps += repeated;
+            // The same again is proven as a whole, also where the first frame's return address is in x30; with another one there it is not.
+            let (again, repeated) = host.unwind(&mut thread, &told.world, interrupted);
+            assert_eq!(again, stack, "{flags:?}");
+            let proven_now = repeated as usize == stack.frames.len();
+            proven += usize::from(proven_now);
+            let mut other = interrupted.clone();
+            other.regs.words[30] = interrupted.pc();
+            let (with_other, _) = host.unwind(&mut thread, &told.world, &other);
+            assert_eq!(with_other, host.unwind(&mut host.thread(), &told.world, &other).0, "{flags:?}");
+            by_link += usize::from(with_other.frames != stack.frames && proven_now);
             let ours = addresses(&stack.frames);
             let (theirs, reached) = gimli.unwind(interrupted, FRAMES_MAX);
             let same = match reached {
@@ -140,10 +150,17 @@ fn stacks_recorded_by_arm64_programs_equal_gimlis() {
                 eprintln!("from the handler {:?}\n{}", outer.end, told.world.describe(&addresses(&outer.frames)));
             }
         }
-        eprintln!("{flags:?}: {equal} of {} equal, {complete} complete, {repeated_steps} steps repeated; {ends:?}", told.stacks.len());
+        eprintln!(
+            "{flags:?}: {equal} of {} equal, {complete} complete, {repeated_steps} steps repeated, {proven} proven, {by_link} of them with x30; {ends:?}",
+            told.stacks.len()
+        );
         assert_eq!(equal, told.stacks.len(), "{flags:?}: {ends:?}");
         assert!(complete * 10 >= told.stacks.len() * 9, "{flags:?}: {ends:?}");
         assert!(repeated_steps > 0, "{flags:?}");
+        // Without frame pointers x30 is saved alone, and such steps are done again.
+        if !flags.contains(&"-fomit-frame-pointer") {
+            assert!(proven * 2 > complete && by_link > 0, "{flags:?}: {proven} of {complete}, {by_link} with x30");
+        }
     }
 }
 
