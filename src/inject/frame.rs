@@ -33,10 +33,17 @@ pub const CALL_BYTES: u64 = 16 << 10;
 pub const ARGUMENTS_MAX: usize = 6;
 /// Bytes of all text arguments.
 const TEXTS_BYTES_MAX: usize = 4096;
-/// Bytes of the canary: the first thing that the function's own frame overwrites.
-const CANARY_BYTES: u64 = 64;
+/// Bytes of the canary, on which the function's own frame comes to lie. Not each function writes the first word: the dlopen of glibc 2.43 and
+/// of 2.31's libdl makes room for its frame, whose uppermost word is padding.
+pub const CANARY_BYTES: usize = 512;
 /// The canary's words.
-pub const CANARY: u64 = 0x666f_7270_6761_7266;
+const CANARY: u64 = 0x666f_7270_6761_7266;
+
+/// Whether nothing has been written on the canary, given what is there.
+#[must_use]
+pub fn is_canary(bytes: &[u8; CANARY_BYTES]) -> bool {
+    bytes.chunks_exact(8).all(|word| word == CANARY.to_le_bytes())
+}
 /// Start of `sw_reserved` in the xsave area's legacy region.
 pub(super) const SOFTWARE_AT: usize = 464;
 /// Its length.
@@ -123,7 +130,7 @@ pub struct Frames {
     pub bytes: Vec<u8>,
     /// The stack pointer that commits the call, with the trampoline as the instruction pointer.
     pub stack_pointer: u64,
-    /// Address of a word of the canary, which the function overwrites when it begins.
+    /// Address of the canary, of which the function overwrites a part when it begins.
     pub canary: u64,
 }
 
@@ -158,7 +165,7 @@ pub fn lay_out(
         return Err(Unfit::SmallStack);
     }
     // The largest that all of it can be: nothing below can underflow after this.
-    let most = RED_ZONE_BYTES + 64 + xsave_room + texts.len() as u64 + 2 * (FRAME_BYTES as u64 + 32) + CANARY_BYTES;
+    let most = RED_ZONE_BYTES + 64 + xsave_room + texts.len() as u64 + 2 * (FRAME_BYTES as u64 + 32) + CANARY_BYTES as u64;
     if pointer < low || pointer - low < most + CALL_BYTES {
         return Err(Unfit::SmallStack);
     }
@@ -167,11 +174,10 @@ pub fn lay_out(
     let texts_at = xsave_at - texts.len() as u64;
     // At a function's entry the stack pointer is 8 above a multiple of 16.
     let below = |end: u64| ((end - FRAME_BYTES as u64 - 8) & !15) + 8;
-    let (b, canary);
-    b = below(texts_at);
-    canary = b - CANARY_BYTES;
+    let b = below(texts_at);
+    let canary = b - CANARY_BYTES as u64;
     let a = below(canary);
-    let mut frames = Frames { start: a, bytes: vec![0; (top - a) as usize], stack_pointer: a + 8, canary: b - 8 };
+    let mut frames = Frames { start: a, bytes: vec![0; (top - a) as usize], stack_pointer: a + 8, canary };
 
     let mut called = Context { flags: FLAGS_AT_ENTRY, pc: function, ..*thread.context };
     called.general[STACK_POINTER] = b;
@@ -189,7 +195,7 @@ pub fn lay_out(
         };
     }
     frames.put(a, &frame(&called, call_mask(), 0, trampoline));
-    frames.put(canary, &[CANARY.to_le_bytes(); (CANARY_BYTES / 8) as usize].concat());
+    frames.put(canary, &[CANARY.to_le_bytes(); CANARY_BYTES / 8].concat());
     frames.put(b, &frame(thread.context, thread.mask, xsave_at, trampoline));
     frames.put(texts_at, &texts);
     frames.put(xsave_at, thread.xsave.get(..xsave_bytes).unwrap_or_default());
@@ -316,7 +322,13 @@ mod tests {
         assert_eq!((xsave_at % 64, field(a, 29), field(b, 1), field(a, 1)), (0, 0, 7, 6));
         assert_eq!(word(&frames, xsave_at + 2696) as u32, MAGIC_2);
         assert_eq!(word(&frames, xsave_at + SOFTWARE_AT as u64) as u32, MAGIC_1);
-        assert_eq!(word(&frames, frames.canary), CANARY);
+        assert_eq!(frames.canary + CANARY_BYTES as u64, b);
+        let at = (frames.canary - frames.start) as usize;
+        let mut canary: [u8; CANARY_BYTES] = frames.bytes[at..at + CANARY_BYTES].try_into().unwrap();
+        assert!(is_canary(&canary));
+        // sub rsp, 72; mov [rsp + 56], rax: the first word stays.
+        canary[CANARY_BYTES - 16] = 0;
+        assert!(!is_canary(&canary));
         assert!(frames.start + frames.bytes.len() as u64 <= 0x7fff_0010_0018 - RED_ZONE_BYTES);
     }
 

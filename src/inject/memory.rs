@@ -17,9 +17,3 @@ pub fn write(pid: i32, address: u64, bytes: &[u8]) -> bool {
     let done = unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
     usize::try_from(done) == Ok(bytes.len())
 }
-
-/// The word at an address.
-pub fn word(pid: i32, address: u64) -> Option<u64> {
-    let mut bytes = [0; 8];
-    (read(pid, address, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
-}

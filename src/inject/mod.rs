@@ -317,7 +317,7 @@ pub fn make(_process: &Process, _call: &Call<'_>, _limits: &Limits) -> Result<Ma
 }
 
 /// Waits until the thread has its own mask again. Before the call begins it has it too: the call has begun once the mask was seen, or the
-/// canary below its frame is gone.
+/// canary below its frame is no longer whole.
 #[cfg(target_arch = "x86_64")]
 fn wait_for_end(process: &Process, image: &Image, directory: &std::path::Path, committed: &tracer::Committed, limit: Duration) -> Ending {
     let pid = process.pid().0.cast_signed();
@@ -325,11 +325,12 @@ fn wait_for_end(process: &Process, image: &Image, directory: &std::path::Path, c
     let mut has_begun = false;
     loop {
         // The canary first: a call that has begun by now has the call's mask, or has ended.
-        match memory::word(pid, committed.canary) {
-            Some(word) => has_begun |= word != frame::CANARY,
-            None if tracer::has_ended(process) => return Ending::Gone,
-            None if image.check(process) == Err(Refusal::Replaced) => return Ending::Replaced,
-            None => {}
+        let mut canary = [0; frame::CANARY_BYTES];
+        match memory::read(pid, committed.canary, &mut canary) {
+            frame::CANARY_BYTES => has_begun |= !frame::is_canary(&canary),
+            _ if tracer::has_ended(process) => return Ending::Gone,
+            _ if image.check(process) == Err(Refusal::Replaced) => return Ending::Replaced,
+            _ => {}
         }
         let Some(status) = ThreadStatus::read(directory).filter(|status| !status.is_dead()) else { return Ending::Gone };
         let is_calling = status.blocked == frame::call_mask();

@@ -57,7 +57,7 @@ pub(super) struct Committed {
     pub stopped: Duration,
     /// Whether the stop made its system call return EINTR.
     pub is_interrupted: bool,
-    /// A word that the call overwrites.
+    /// Address of the canary.
     pub canary: u64,
 }
 
