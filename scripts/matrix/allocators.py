@@ -3,7 +3,7 @@
 import sys
 
 DOCUMENT = "docs/allocators.md"
-COLUMNS = ["exact", "threads", "governed", "census"]
+COLUMNS = ["exact", "threads", "governed", "sampled", "census"]
 cells, order = {}, []
 for line in open(sys.argv[1], encoding="utf-8", errors="replace"):
     at = line.find("@@cell\t")

@@ -6,6 +6,7 @@ use fragprof::census::{HeapAccount, Level};
 use serde_json::Value;
 
 use super::target::{Target, build};
+use crate::support::process::wait_until;
 
 fn heaps() -> Command {
     Command::new(build("heaps.c", "cc", &["-lpthread", "-ldl"]))
@@ -67,8 +68,12 @@ fn check_trim(scenario: &str, environment: &[(&str, &str)]) {
 /// As [`check_command`]; then a trim returns what was predicted, and the account is right again.
 pub fn check_trim_of(command: &mut Command, scenario: &str, what: &str) {
     let (mut target, _) = check_command(command, scenario, what);
-    let predicted = target.census(Level::Full).census.heaps[0].ladder.trimmable_bytes.unwrap();
-    let before = target.anonymous_bytes();
+    // Again if the kernel makes huge pages of its memory meanwhile (khugepaged).
+    let (mut before, mut predicted) = (target.anonymous_bytes(), 0);
+    wait_until("the kernel lets its memory be", || {
+        predicted = target.census(Level::Full).census.heaps[0].ladder.trimmable_bytes.unwrap();
+        std::mem::replace(&mut before, target.anonymous_bytes()) == before
+    });
     let own = target.tell("trim");
     let fact = before.saturating_sub(target.anonymous_bytes());
     let tolerance = (fact / 100).max(256 << 10);

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::attach::settled;
 use crate::support::process::run;
 use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::Target;
@@ -22,6 +23,8 @@ use crate::support::{LIMIT, bpf};
 
 /// How long a program is recorded in windows.
 const GOVERNED_FOR: Duration = Duration::from_secs(10);
+/// How long it is sampled.
+const SAMPLED_FOR: Duration = Duration::from_secs(5);
 
 /// The result, as shown in the table.
 enum Outcome {
@@ -79,6 +82,44 @@ fn governed(command: &mut Command) -> Outcome {
     let text = format!("{:.2} ± {:.2} of {made} blocks", est / made, 1.96 * error / made);
     // Five standard errors, because there are dozens of cells, and a tenth for the seconds before the first window.
     if (est - made).abs() <= 5.0 * error + made / 10.0 { Outcome::Good(text) } else { Outcome::Wrong(text) }
+}
+
+/// Brings the sampler to a process that allocates some thousand blocks per second, and compares what a recording of its samples estimates with
+/// its ledger.
+fn sampled(command: &mut Command, is_hosted: bool) -> Outcome {
+    let mut target = Target::start(command.env("TRUTH_PACE", "1"));
+    let pid = target.pid().to_string();
+    let report = settled(&["attach-sampler", &pid, "--sample-bytes", "16384", "--samples-per-second", "0"].map(str::to_owned));
+    match (report["refused"].as_str(), report["unseen"].as_str()) {
+        (None, None) => {}
+        (Some("musl"), _) => return Outcome::NotOffered("refused: musl".into()),
+        (Some(why), _) => return Outcome::Wrong(why.to_owned()),
+        (None, Some(allocator)) => return Outcome::NotOffered(format!("says that it does not see {allocator}")),
+    }
+    let mut recording = Recording::start(fragprof().args(["record", "--mode", "sampled", "--duration", "300s", "-p", &pid]), &[]);
+    recording.wait_until_attached(1);
+    let began = Instant::now();
+    let mut truth = target.go_to("round");
+    while began.elapsed() < SAMPLED_FOR {
+        truth = target.go_to("round");
+    }
+    recording.process.signal(rustix::process::Signal::INT);
+    if !recording.wait(LIMIT).success() {
+        return Outcome::Wrong(recording.process.err.all());
+    }
+    let done = run(fragprof().arg("report").arg(recording.file()).arg("--json"));
+    let page: Value = serde_json::from_str(&done.out).unwrap_or_default();
+    let of = |name: &str, actual: u64| {
+        let figure = |kind: &str| page["totals"][format!("{name}_bytes_{kind}")].as_f64().unwrap_or(0.0) / actual as f64;
+        let (est, error) = (figure("est"), figure("stderr"));
+        // Five standard errors, because there are dozens of cells; a runtime of another language allocates a little of its own.
+        let fits = est >= 1.0 - 5.0 * error && est <= 1.0 + 5.0 * error + if is_hosted { 0.1 } else { 0.0 };
+        (format!("{est:.2} ± {:.2}", 1.96 * error), fits)
+    };
+    let (made, made_fits) = of("allocated", truth.sites.iter().map(|site| site.allocated_bytes).sum());
+    let (live, live_fits) = of("inuse", truth.live().0);
+    let text = format!("{made} of the bytes allocated, {live} of the live ones");
+    if made_fits && live_fits { Outcome::Good(text) } else { Outcome::Wrong(text) }
 }
 
 /// Live bytes and blocks that a census counts; the error says why it does not count them.
@@ -145,6 +186,7 @@ fn every_call_site_is_recorded_and_counted() {
         all &= print(&place.name, "exact", &exact(&mut place.command("entry_points", &[]), "done"));
         all &= print(&place.name, "threads", &exact(&mut place.command("short_threads", &[]), "done"));
         all &= print(&place.name, "governed", &governed(&mut place.command("rounds", &[])));
+        all &= print(&place.name, "sampled", &sampled(&mut place.command("rounds", &[]), false));
         all &= print(&place.name, "census", &census(&mut place.command("rounds", &[]), false));
     }
     for mut language in languages::all() {
@@ -156,6 +198,7 @@ fn every_call_site_is_recorded_and_counted() {
         if let Some(rounds) = &mut language.rounds {
             all &= print(name, "census", &census(rounds, language.is_hosted));
             all &= print(name, "governed", &governed(rounds));
+            all &= print(name, "sampled", &sampled(rounds, language.is_hosted));
         }
     }
     assert!(all, "see the cells marked wrong");
