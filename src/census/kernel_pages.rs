@@ -152,6 +152,27 @@ impl KernelPages {
         self.by_reading(&range)
     }
 
+    /// Whether the page map shows each page of a range to be mapped once, or to be of a file: bits 56 and 61
+    /// (Documentation/admin-guide/mm/pagemap.rst). The zero page is neither.
+    #[must_use]
+    pub fn are_mapped_once(&self, range: &Range<u64>) -> bool {
+        const ONCE_OR_FILE: u64 = 1 << 56 | 1 << 61;
+        let range = page_down(range.start)..page_up(range.end);
+        let mut entries = [0u8; 8 * 512];
+        let mut at = range.start;
+        while at < range.end {
+            let pages = usize::try_from((range.end - at) / page_bytes()).unwrap_or(usize::MAX).min(entries.len() / 8);
+            let Some(part) = entries.get_mut(..8 * pages) else { return false };
+            let is_read = self.pagemap.read_at(part, at / page_bytes() * 8).is_ok_and(|got| got == part.len());
+            let is_once = |entry: &[u8]| entry.try_into().is_ok_and(|entry| u64::from_le_bytes(entry) & ONCE_OR_FILE != 0);
+            if !is_read || !part.chunks_exact(8).all(is_once) {
+                return false;
+            }
+            at += page_bytes() * pages as u64;
+        }
+        true
+    }
+
     /// What is mapped, without the pages that are not plainly present.
     fn by_difference(&self, maps: &File, range: &Range<u64>) -> io::Result<PageRuns> {
         let mut odd: Vec<PageRun> = Vec::new();

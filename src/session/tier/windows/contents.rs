@@ -1,5 +1,7 @@
 //! Reads sampled blocks of a governed process: what its allocator has next to them, and the words that identify them.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use crate::allocator::FreedRule;
@@ -118,16 +120,16 @@ fn word(process: &Process, at: u64) -> Option<u64> {
     Some(word[0])
 }
 
-/// Reads a word at each address; `None` unless all can be read.
+/// Reads a word at each address; `None` unless all can be read. By `/proc/PID/mem`: process_vm_readv would copy pages that the process
+/// shares with a forked child (src/census/live.rs).
 fn read(process: &Process, addresses: &[u64], out: &mut [u64]) -> Option<()> {
-    let pid = libc::pid_t::try_from(process.pid().0).ok()?;
-    let remote: Vec<libc::iovec> = addresses.iter().map(|addr| libc::iovec { iov_base: *addr as *mut libc::c_void, iov_len: 8 }).collect();
-    let bytes = size_of_val(out);
-    let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: bytes };
-    // SAFETY: the local vector covers exactly `out`, for which all bit patterns are valid; only the kernel dereferences the remote vector,
-    // and it checks the addresses.
-    let got = unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
-    (usize::try_from(got).ok() == Some(bytes) && addresses.len() * 8 == bytes).then_some(())
+    let memory = File::open(process.directory().join("mem")).ok()?;
+    for (addr, word) in addresses.iter().zip(out) {
+        let mut bytes = [0; 8];
+        memory.read_exact_at(&mut bytes, *addr).ok()?;
+        *word = u64::from_ne_bytes(bytes);
+    }
+    Some(())
 }
 
 #[cfg(test)]
