@@ -3,7 +3,7 @@
 //! leaves, and leaves of two words a page; Google's tcmalloc has an array of its own before the words of a leaf.
 
 use std::cell::OnceCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
 
 use super::layout_cache::ByBuildId;
@@ -240,14 +240,16 @@ fn is_node(word: u64, shape: Shape) -> bool {
 
 /// Addresses of present pages, spread over each stretch.
 fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape, pages_a_leaf: usize) -> Vec<(u64, Vec<u64>)> {
+    let parts = |range: &Range<u64>| {
+        let (start, end, reach_bits) = (range.start, range.end, shape.root_reach_bits());
+        let stretches = (start >> reach_bits..=(end - 1) >> reach_bits).take(STRETCHES_MAX);
+        stretches.map(move |stretch| (stretch, start.max(stretch << reach_bits)..end.min((stretch + 1) << reach_bits)))
+    };
+    let largest = largest_stretches(anonymous.iter().flat_map(parts));
     let mut by_stretch: HashMap<u64, Vec<u64>> = HashMap::new();
     let mut searched_bytes = 0;
     for range in anonymous {
-        for stretch in (range.start >> shape.root_reach_bits()..=(range.end - 1) >> shape.root_reach_bits()).take(STRETCHES_MAX) {
-            if by_stretch.len() >= STRETCHES_MAX && !by_stretch.contains_key(&stretch) {
-                continue;
-            }
-            let part = range.start.max(stretch << shape.root_reach_bits())..range.end.min((stretch + 1) << shape.root_reach_bits());
+        for (stretch, part) in parts(range).filter(|(stretch, _)| largest.contains(stretch)) {
             let is_sparse = pages_a_leaf == PAGES_A_LEAF[0];
             let mut pages = if is_sparse { spread_over(memory, part.clone(), pages_a_leaf) } else { Vec::new() };
             let bytes = part.end - part.start;
@@ -269,6 +271,17 @@ fn samples_of(memory: &dyn Memory, anonymous: &[Range<u64>], shape: Shape, pages
     }
     list.sort_unstable_by_key(|(stretch, _)| *stretch);
     list
+}
+
+/// The stretches with the most mapped memory: V8 lays its pages of 256 KiB all over the address space, an allocator its heap in a few.
+fn largest_stretches(parts: impl Iterator<Item = (u64, Range<u64>)>) -> HashSet<u64> {
+    let mut bytes: HashMap<u64, u64> = HashMap::new();
+    for (stretch, part) in parts {
+        *bytes.entry(stretch).or_default() += part.end.saturating_sub(part.start);
+    }
+    let mut stretches: Vec<(u64, u64)> = bytes.into_iter().map(|(stretch, bytes)| (bytes, stretch)).collect();
+    stretches.sort_unstable_by(|one, other| other.cmp(one));
+    stretches.into_iter().take(STRETCHES_MAX).map(|(_, stretch)| stretch).collect()
 }
 
 /// The present ones of some pages at equal distances.
@@ -400,5 +413,19 @@ mod tests {
         let tried =
             |pages_a_leaf| samples_of(&fixture, &ranges, SHAPE, pages_a_leaf).into_iter().map(|(_, pages)| pages.len()).sum::<usize>();
         assert_eq!(PAGES_A_LEAF.map(tried), [12, 512]);
+    }
+
+    #[test]
+    fn a_heap_behind_many_small_mappings_far_apart_is_among_the_samples() {
+        let mut text: String =
+            (1..=200u64).map(|number| format!("{:x}-{:x} rw-p 00000000 00:00 0\n", number << 36, (number << 36) + (1 << 18))).collect();
+        text.push_str("7f0000000000-7f0000800000 rw-p 00000000 00:00 0\n");
+        let maps = Maps::parse(text.as_bytes());
+        let mut fixture = Fixture::with_maps(maps.clone());
+        (0..64).for_each(|page| fixture.write_word(0x7f00_0000_0000 + page * page_bytes(), 1));
+        let samples = samples_of(&fixture, &anonymous_ranges(&maps), SHAPE, 12);
+        assert!(
+            samples.len() <= STRETCHES_MAX && samples.iter().any(|(stretch, pages)| stretch << 30 == 0x7f00_0000_0000 && !pages.is_empty())
+        );
     }
 }
