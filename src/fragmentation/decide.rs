@@ -186,7 +186,7 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
         if let Some(estimate) = evidence.occupancy_est {
             return estimated::state_of_heap(evidence, &estimate);
         }
-        return Finding::unknown("live and free bytes were not measured".into());
+        return without_residency(evidence);
     };
     if let Some(bloat) = huge_pages(evidence) {
         return bloat;
@@ -196,11 +196,13 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
     if is_little(lasting) {
         return healthy(evidence, live, free, lasting, !is_little(free));
     }
-    let trimmable = ladder.trimmable_bytes.unwrap_or(0);
     let pinned = ladder.pinned_bytes.unwrap_or(0);
     let cached = evidence.details.cached_bytes.unwrap_or(0).min(free);
+    // Whole free pages, whether or not a trim gives them back; those of caches are attributed to these.
+    let kept = evidence.details.kept_bytes.unwrap_or(0).saturating_sub(cached);
+    let whole = ladder.trimmable_bytes.unwrap_or(0).saturating_add(kept);
     let arenas = spread_over_arenas(evidence).min(free);
-    let (kind, bytes) = [(Kind::Hoarding, trimmable), (Kind::Fragmentation, pinned), (Kind::Cache, cached)]
+    let (kind, bytes) = [(Kind::Hoarding, whole), (Kind::Fragmentation, pinned), (Kind::Cache, cached)]
         .into_iter()
         .max_by_key(|&(_, bytes)| bytes)
         .unwrap_or((Kind::Healthy, 0));
@@ -224,6 +226,26 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
         HumanBytes(bytes)
     );
     Finding::new(kind, confidence, Some(bytes), text)
+}
+
+/// The finding on a heap of which it is not known how much of its free memory is resident, as of gperftools' tcmalloc. What a trim would give
+/// back is resident, and a lower bound.
+fn without_residency(evidence: &Evidence) -> Finding {
+    let ladder = &evidence.ladder;
+    if ladder.live_bytes.is_none() {
+        return Finding::unknown("live and free bytes were not measured".into());
+    }
+    let Some(trimmable) = ladder.trimmable_bytes.filter(|&bytes| !is_little(bytes, ladder.resident_bytes)) else {
+        return Finding::unknown("how much of the free memory is resident was not measured".into());
+    };
+    let text = format!(
+        "{} of {} resident in {} {}; how much of its other free memory is resident was not measured",
+        HumanBytes(trimmable),
+        HumanBytes(ladder.resident_bytes),
+        evidence.heap(),
+        where_it_lies(Kind::Hoarding)
+    );
+    Finding::new(Kind::Hoarding, Confidence::Medium, Some(trimmable), text)
 }
 
 /// Where the free bytes behind this verdict are.
@@ -308,4 +330,28 @@ pub(super) fn huge_pages(evidence: &Evidence) -> Option<Finding> {
         HumanBytes(zero)
     );
     Some(Finding::new(Kind::HugePageBloat, confidence, Some(zero), text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heap_whose_free_bytes_may_be_returned_has_a_verdict_by_what_a_trim_gives_back() {
+        const MIB: u64 = 1 << 20;
+        let of = |live: Option<u64>, trimmable: u64| {
+            let mut evidence = Evidence::default();
+            evidence.ladder.resident_bytes = 146 * MIB;
+            evidence.ladder.live_bytes = live;
+            evidence.ladder.trimmable_bytes = Some(trimmable * MIB);
+            let finding = state_of_heap(&evidence);
+            (finding.verdict, finding.bytes, finding.summary)
+        };
+        let (kind, bytes, text) = of(Some(78 * MIB), 60);
+        assert_eq!((kind, bytes), (Kind::Hoarding, Some(60 * MIB)), "{text}");
+        assert!(text.ends_with("how much of its other free memory is resident was not measured"), "{text}");
+        let (kind, _, text) = of(Some(78 * MIB), 1);
+        assert_eq!((kind, text.as_str()), (Kind::Unknown, "how much of the free memory is resident was not measured"));
+        assert_eq!(of(None, 60).0, Kind::Unknown);
+    }
 }

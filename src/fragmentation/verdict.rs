@@ -452,6 +452,9 @@ mod tests {
         assert_eq!(kind(&census(500, 20, 20, 5)), Kind::Healthy);
         assert_eq!(kind(&census(100, 300, 50, 5)), Kind::Hoarding);
         assert_eq!(kind(&census(100, 20, 300, 5)), Kind::Fragmentation);
+        // Whole free pages that no trim gives back, as mimalloc's and musl's.
+        let kept = judge(&census(380, 0, 53, 632), None);
+        assert_eq!((kept.verdict, kept.findings[0].bytes), (Kind::Hoarding, Some(632 * MIB)));
         let mut cached = census(100, 20, 20, 100);
         cached.heaps[0].details.cached_bytes = Some(90 * MIB);
         assert_eq!(kind(&cached), Kind::Cache);
