@@ -173,6 +173,12 @@ pub fn counted(value: u64, noun: &str) -> String {
     format!("{} {noun}{}", grouped(value), if value == 1 { "" } else { "s" })
 }
 
+/// The verb for so many things in the past: "was" for one, otherwise "were".
+#[must_use]
+pub fn were(count: u64) -> &'static str {
+    if count == 1 { "was" } else { "were" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -95,14 +95,15 @@ pub fn run(args: &AttachSamplerArgs) -> anyhow::Result<()> {
 
 fn carry_out(process: &Process, args: &AttachSamplerArgs, asks: bool, report: &mut AttachReport) -> Result<(), AttachRefusal> {
     let flavour = flavour(process, args.detach);
+    // Before anything that a call would need.
+    if args.detach && attach::state(process, flavour).is_none_or(|state| state.words == 0) {
+        return Err(AttachRefusal::NotAttached);
+    }
     let plan = attach::plan(process, flavour)?;
     report.allocator = Some(plan.allocator().name());
     report.unseen = plan.unseen().map(Allocator::name);
     report.state = plan.state(process);
     report.was_loaded = report.state.is_some();
-    if args.detach && report.state.is_none_or(|state| state.words == 0) {
-        return Err(AttachRefusal::NotAttached);
-    }
     let path = if args.detach || report.was_loaded { None } else { Some(attach::place(process, flavour, args.library.as_deref())?) };
     report.library.clone_from(&path);
     if !args.json {
@@ -178,9 +179,9 @@ fn write_calls(out: &mut dyn Write, report: &AttachReport, is_detached: bool) ->
         return writeln!(out, "{} put back; the library stays loaded and does nothing", words(state.put_back));
     }
     writeln!(out, "{} lead to the library ({} of them not looked up before)", words(state.words), state.lazy)?;
-    for (count, what) in [(state.foreign, "lead to another allocator"), (state.failed, "could not be written")] {
+    for (count, what) in [(state.foreign, "leading to other functions of these names"), (state.failed, "that could not be written")] {
         if count > 0 {
-            writeln!(out, "{} {what} and were left alone: calls through them are not seen", words(count))?;
+            writeln!(out, "{} {what} left alone: of calls through them only what they pass on is seen", words(count))?;
         }
     }
     writeln!(out, "blocks from before now have no stack; detach with fragprof attach-sampler --detach {}", report.pid)

@@ -30,7 +30,7 @@ use crate::session::tier::exact::Watched;
 use crate::session::trace::{self, SharedTrace};
 use crate::symbol::{AddressSpace, Symbolizer};
 use crate::trace::Names;
-use crate::units::{HumanBytes, StackId, counted, grouped};
+use crate::units::{HumanBytes, StackId, counted, grouped, were};
 use crate::unwind::End;
 
 /// What the recorder knows in addition to the ledgers.
@@ -204,11 +204,11 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, wa
     let of_stacks = heap.and_then(|heap| heap.attribution).map(|of| of.attributed_allocations);
     let freed_after = of_stacks.map_or(0, |of_stacks| totals.live.saturating_sub(of_stacks));
     if freed_after > 0 {
-        let blocks = counted(freed_after, "recorded block");
+        let (blocks, were) = (counted(freed_after, "recorded block"), were(freed_after));
         profile
             .meta
             .notes
-            .push(format!("process {pid}: {blocks} were no longer live when the census was taken, after the end of the recording"));
+            .push(format!("process {pid}: {blocks} {were} no longer live when the census was taken, after the end of the recording"));
     }
     namer.begin_process();
     // An image before an exec contributes only its allocations: its memory no longer exists.

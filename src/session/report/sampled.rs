@@ -13,7 +13,7 @@ use crate::session::report::sampled_heap::{SampledPicture, Shares};
 use crate::session::target::Target;
 use crate::session::tier::exact::Watched;
 use crate::symbol::Symbolizer;
-use crate::units::{HumanBytes, StackId, estimated};
+use crate::units::{HumanBytes, StackId, counted, estimated, were};
 use crate::unwind::End;
 
 /// The kinds of values that a sample gives.
@@ -122,8 +122,9 @@ fn add_rests(profile: &mut Profile, pid: u32, heap: &SampledPicture, live_bytes:
     ));
     if heap.gone > 0 {
         notes.push(format!(
-            "process {pid}: {} sampled blocks were no longer live when the census was taken, after the end of the recording",
-            heap.gone
+            "process {pid}: {} {} no longer live when the census was taken, after the end of the recording",
+            counted(heap.gone, "sampled block"),
+            were(heap.gone)
         ));
     }
     if heap.before.is_none() {
