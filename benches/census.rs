@@ -111,9 +111,15 @@ fn own_status(key: &str) -> f64 {
     line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() * 1024.0
 }
 
-/// Time and memory of the three levels on heaps of small and of large chunks, glibc's and jemalloc's.
+/// Time and memory of the three levels on heaps of small and of large chunks, of each allocator.
 fn walk(arguments: &Arguments) {
-    for (library, size, goal_s_gib) in [("", 240, 0.25), ("", 70_000, 0.05), ("libjemalloc.so.2", 240, 0.25)] {
+    for (library, size, goal_s_gib) in [
+        ("", 240, 0.25),
+        ("", 70_000, 0.05),
+        ("libjemalloc.so.2", 240, 0.25),
+        ("libtcmalloc_minimal.so.4", 240, 0.25),
+        ("libmimalloc.so.2", 240, 0.25),
+    ] {
         let mut command = heaps();
         if !library.is_empty() {
             command.env("LD_PRELOAD", format!("{LIBRARIES}/{library}"));
@@ -124,6 +130,7 @@ fn walk(arguments: &Arguments) {
         // Warm: the first one also searches for the layouts.
         let first_ms = 1e3 * seconds(|| drop(census(&target, Level::Top, &mut layouts)));
         let (mut walks, mut copies, mut tops, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut allocator = "";
         let (mut gib, mut chunks, mut sample_error, mut table_bytes) = (0.0, 0.0, Vec::new(), 0);
         for _ in 0..5 {
             let mut taken = None;
@@ -140,10 +147,11 @@ fn walk(arguments: &Arguments) {
             let mut sampled = None;
             samples.push(1e3 * seconds(|| sampled = Some(census(&target, Level::Sampled, &mut layouts))));
             let sampled = sampled.unwrap();
-            let estimate = sampled.census.heaps[0].live_bytes_est.unwrap() as f64;
-            sample_error.push((estimate - heap.ladder.live_bytes.unwrap() as f64).abs() / heap.ladder.live_bytes.unwrap() as f64);
+            if let (Some(estimate), Some(live)) = (sampled.census.heaps[0].live_bytes_est, heap.ladder.live_bytes) {
+                sample_error.push((estimate as f64 - live as f64).abs() / live as f64);
+            }
+            allocator = heap.allocator.name();
         }
-        let allocator = if library.is_empty() { "glibc" } else { "jemalloc" };
         println!("walk: {allocator}, {gib:.2} GiB in {:.2} M chunks from blocks of {size} bytes", chunks / 1e6);
         let walk_s = median(walks);
         against("full walk", walk_s / gib, goal_s_gib, "s/GiB");
@@ -152,7 +160,10 @@ fn walk(arguments: &Arguments) {
         against("level top", median(tops), 1.0, "ms");
         println!("  {:<58} {first_ms:>10.1} ms", "  the first one, which searches for the layouts");
         against("level sampled", median(samples), 20.0, "ms");
-        println!("  {:<58} {:>10.2} %", "  its error, mean", 100.0 * sample_error.iter().sum::<f64>() / sample_error.len() as f64);
+        if !sample_error.is_empty() {
+            let mean = sample_error.iter().sum::<f64>() / sample_error.len() as f64;
+            println!("  {:<58} {:>10.2} %", "  its error, mean", 100.0 * mean);
+        }
         // Memory, in a process that has done nothing else with it: the high-water mark is reset before the walk.
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = own_status("VmRSS");
