@@ -156,7 +156,10 @@ fn walk(arguments: &Arguments) {
         let walk_s = median(walks);
         against("full walk", walk_s / gib, goal_s_gib, "s/GiB");
         println!("  {:<58} {:>10.2} x", "  against the kernel's copy of the same bytes", walk_s / median(copies));
-        println!("  {:<58} {:>10.1} ns", "  per chunk", walk_s * 1e9 / chunks);
+        // tcmalloc's walk counts by spans.
+        if chunks > 0.0 {
+            println!("  {:<58} {:>10.1} ns", "  per chunk", walk_s * 1e9 / chunks);
+        }
         against("level top", median(tops), 1.0, "ms");
         println!("  {:<58} {first_ms:>10.1} ms", "  the first one, which searches for the layouts");
         against("level sampled", median(samples), 20.0, "ms");

@@ -26,6 +26,8 @@ struct pt_regs {
 } FP_KERNEL_STRUCT;
 
 #define FP_REG_LINK 5
+
+/* Whether calls leave the return address in this register. */
 static __always_inline bool fp_is_link(__u32 reg)
 {
 	return reg == FP_REG_LINK;

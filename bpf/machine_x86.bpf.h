@@ -54,15 +54,15 @@ static __always_inline __u64 fp_return_slot(const struct fp_rule *rule, __u64 cf
 }
 
 /* The same for a step that may be repeated, from what is kept of it. */
+static __always_inline __u64 fp_repeated_return_slot(__u64 caller_sp, __s32 bp_at)
+{
+	return caller_sp - 8;
+}
+
 /* Whether calls leave the return address in this register. */
 static __always_inline bool fp_is_link(__u32 reg)
 {
 	return false;
-}
-
-static __always_inline __u64 fp_repeated_return_slot(__u64 caller_sp, __s32 bp_at)
-{
-	return caller_sp - 8;
 }
 
 static __always_inline bool fp_return_is_repeatable(const struct fp_rule *rule)

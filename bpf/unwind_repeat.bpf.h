@@ -5,9 +5,9 @@
  * Most of a stack is unchanged since the thread's last walk. So the last walk's frames are kept, each with what its step read from the
  * stack. If a walk reaches a frame that the last walk also reached (same pc, stack pointer and bp) and the words that the step read then
  * still have the same values, the step must lead to the same caller, and the tables need not be consulted. This is not a guess: a step is
- * a function of the pc, the two registers, those words and the tables (on arm64 the first one's of x30 too, if it has the return address), and the tables' generation is compared once per walk. To most code,
- * also that of Java's compilers, bp is a register like any other: where it determines nothing but itself it may differ. Steps that
- * read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done again.
+ * a function of the pc, the two registers, those words and the tables (on arm64 the first one's of x30 too, if it has the return address),
+ * and the tables' generation is compared once per walk. To most code, also that of Java's compilers, bp is a register like any other: where
+ * it determines nothing but itself it may differ. Steps that read anything else (other registers, a saved stack pointer, a signal frame, a probe's trampoline) are marked and always done again.
  * Code that a JVM compiled at an address of other code may have the same size of frame: the daemon raises the generation each second while a
  * JVM is watched, so that the old name lasts no longer. An interpreted frame's method and bytecode are compared as well.
  *

@@ -280,6 +280,19 @@ mod tests {
         assert_eq!(copy_pieces(&pieces, &memory[..18], &mut out), 6);
     }
 
+    /// A forked child, which is killed at the end.
+    struct Child(libc::pid_t);
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            // SAFETY: the child of this test.
+            unsafe {
+                libc::kill(self.0, libc::SIGKILL);
+                libc::waitpid(self.0, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+
     #[test]
     fn pages_shared_with_a_forked_child_stay_shared() {
         const BYTES: usize = 32 << 20;
@@ -292,6 +305,7 @@ mod tests {
                 unsafe { libc::pause() };
             }
         }
+        let _child = Child(child);
         let shared_bytes = || {
             let text = std::fs::read_to_string(format!("/proc/{child}/smaps_rollup")).unwrap();
             let line = text.lines().find(|line| line.starts_with("Shared_Dirty:")).unwrap();
@@ -307,11 +321,6 @@ mod tests {
         let words: Vec<Piece> = (0..BYTES as u64 / 512).map(|index| Piece { addr: start + 512 * index, bytes: 8 }).collect();
         assert_eq!(process.read_pieces(&words, &mut out), 8 * words.len());
         let after = shared_bytes();
-        // SAFETY: the child of this test.
-        unsafe {
-            libc::kill(child, libc::SIGKILL);
-            libc::waitpid(child, std::ptr::null_mut(), 0);
-        }
         assert!(before > BYTES as u64 / 2, "{before} shared");
         // Other tests of this process write to their memory meanwhile.
         assert!(before.saturating_sub(after) < BYTES as u64 / 8, "{before} bytes were shared, {after} are");

@@ -51,6 +51,18 @@ fn exact(command: &mut Command, phase: &str) -> Outcome {
     }
 }
 
+/// Lets the program go through rounds for so long, and ends its recording; the program's ledger then.
+fn rounds(target: &mut Target, recording: &mut Recording, span: Duration) -> Result<Truth, Outcome> {
+    recording.wait_until_attached(1);
+    let began = Instant::now();
+    let mut truth = target.go_to("round");
+    while began.elapsed() < span {
+        truth = target.go_to("round");
+    }
+    recording.process.signal(rustix::process::Signal::INT);
+    if recording.wait(LIMIT).success() { Ok(truth) } else { Err(Outcome::Wrong(recording.process.err.all())) }
+}
+
 /// Compares the estimate from windows over a process that allocates some thousand blocks per second with its ledger.
 fn governed(command: &mut Command) -> Outcome {
     let mut target = Target::start(command.env("TRUTH_PACE", "1"));
@@ -59,16 +71,10 @@ fn governed(command: &mut Command) -> Outcome {
     record.args(["record", "--mode", "governed", "--no-large-blocks", "--budget", "5%", "--duration", "300s"]);
     record.args(["-p", &target.pid().to_string()]);
     let mut recording = Recording::start(&mut record, &[]);
-    recording.wait_until_attached(1);
-    let began = Instant::now();
-    let mut truth = target.go_to("round");
-    while began.elapsed() < GOVERNED_FOR {
-        truth = target.go_to("round");
-    }
-    recording.process.signal(rustix::process::Signal::INT);
-    if !recording.wait(LIMIT).success() {
-        return Outcome::Wrong(recording.process.err.all());
-    }
+    let truth = match rounds(&mut target, &mut recording, GOVERNED_FOR) {
+        Ok(truth) => truth,
+        Err(wrong) => return wrong,
+    };
     let done = run(fragprof().arg("report").arg(recording.file()).args(["--by", "survivors", "--json"]));
     let page: Value = serde_json::from_str(&done.out).unwrap_or_default();
     let figure = |key: &str| page["totals"][key].as_f64().unwrap_or(0.0);
@@ -97,16 +103,10 @@ fn sampled(command: &mut Command, is_hosted: bool) -> Outcome {
         (None, Some(allocator)) => return Outcome::NotOffered(format!("says that it does not see {allocator}")),
     }
     let mut recording = Recording::start(fragprof().args(["record", "--mode", "sampled", "--duration", "300s", "-p", &pid]), &[]);
-    recording.wait_until_attached(1);
-    let began = Instant::now();
-    let mut truth = target.go_to("round");
-    while began.elapsed() < SAMPLED_FOR {
-        truth = target.go_to("round");
-    }
-    recording.process.signal(rustix::process::Signal::INT);
-    if !recording.wait(LIMIT).success() {
-        return Outcome::Wrong(recording.process.err.all());
-    }
+    let truth = match rounds(&mut target, &mut recording, SAMPLED_FOR) {
+        Ok(truth) => truth,
+        Err(wrong) => return wrong,
+    };
     let done = run(fragprof().arg("report").arg(recording.file()).arg("--json"));
     let page: Value = serde_json::from_str(&done.out).unwrap_or_default();
     let of = |name: &str, actual: u64| {

@@ -162,11 +162,7 @@ fn no_function_of_arm64_s_libraries_gets_a_site_that_objdump_s_listing_refutes()
         let path = Path::new(DIRECTORY).join(file);
         let elf = of_this_machine(&path, directory.path());
         let listing = Listing::of(&path);
-        let mut functions: BTreeMap<u64, u64> = BTreeMap::new();
-        elf.for_each_function(|function| {
-            let size = functions.entry(function.vaddr).or_default();
-            *size = function.size.max(*size);
-        });
+        let functions = super::sizes_of_functions(&elf);
         let starts: Vec<u64> = functions.keys().copied().collect();
         let targets = BranchTargets::search(&elf, Machine::Aarch64, &starts, &starts);
         for (&entry, &size) in functions.iter().filter(|(entry, size)| **size > 0 && listing.lines.contains_key(*entry)) {

@@ -45,6 +45,16 @@ fn open(path: &Path) -> Elf<File> {
     Elf::parse(File::open(path).unwrap()).unwrap()
 }
 
+/// The size of each function, by its address.
+fn sizes_of_functions(elf: &Elf<File>) -> BTreeMap<u64, u64> {
+    let mut functions: BTreeMap<u64, u64> = BTreeMap::new();
+    elf.for_each_function(|function| {
+        let size = functions.entry(function.vaddr).or_default();
+        *size = function.size.max(*size);
+    });
+    functions
+}
+
 #[test]
 fn every_entry_point_of_every_allocator_has_a_site_that_objdump_s_listing_confirms() {
     for (path, allocator) in LIBRARIES {
@@ -80,11 +90,7 @@ fn no_function_of_any_file_gets_a_site_that_objdump_s_listing_refutes() {
     for path in files {
         let elf = open(&path);
         let listing = Listing::of(&path);
-        let mut functions: BTreeMap<u64, u64> = BTreeMap::new();
-        elf.for_each_function(|f| {
-            let size = functions.entry(f.vaddr).or_default();
-            *size = f.size.max(*size);
-        });
+        let functions = sizes_of_functions(&elf);
         let starts: Vec<u64> = functions.keys().copied().collect();
         let targets = BranchTargets::search(&elf, Machine::X86_64, &starts, &starts);
         // Only where the listing has an instruction: objdump uses sections, and symbols may be outside of them.
