@@ -30,7 +30,8 @@ const CHOOSE_EVERY: Duration = Duration::from_secs(10);
 const CHOOSE_AGAIN: Duration = Duration::from_secs(1);
 /// Interval between two profiles of each target that are published: symbolizing their stacks takes some ten milliseconds.
 const HAND_OVER_EVERY: Duration = Duration::from_secs(30);
-/// Time after which a new target's first profile is published.
+/// Time after which a new target's first profile is published. The next ones follow at intervals that double, up to the above: the first
+/// windows give only lower bounds, and estimates should not wait for half a minute.
 const HAND_OVER_FIRST: Duration = Duration::from_secs(5);
 /// Length of a step: the maximum delay until an order is received.
 const STEP: Duration = Duration::from_millis(200);
@@ -76,11 +77,10 @@ struct Attribution {
     memory_max_bytes: u64,
     sites_store: Option<PathBuf>,
     sources: Sources,
-    hand_over_at: Instant,
     sample: SharedSample,
     engine: Option<Governed>,
     tried: Option<Instant>,
-    chosen: HashMap<Identity, Pid>,
+    chosen: HashMap<Identity, Chosen>,
     extents: HashMap<Identity, u64>,
     refused: HashMap<Identity, u32>,
     choose_at: Instant,
@@ -88,6 +88,25 @@ struct Attribution {
     cpu_share: CpuShare,
     /// Whether this thread was above its share the last time that it was known: once may be the cost of attaching, which does not come again.
     was_above: bool,
+}
+
+/// A target, and when its profile is published next.
+#[derive(Debug)]
+struct Chosen {
+    pid: Pid,
+    hand_over_at: Instant,
+    hand_over_after: Duration,
+}
+
+impl Chosen {
+    fn new(pid: Pid, now: Instant) -> Self {
+        Self { pid, hand_over_at: now + HAND_OVER_FIRST, hand_over_after: HAND_OVER_FIRST }
+    }
+
+    fn handed_over(&mut self, now: Instant) {
+        self.hand_over_at = now + self.hand_over_after;
+        self.hand_over_after = (self.hand_over_after * 2).min(HAND_OVER_EVERY);
+    }
 }
 
 impl Attribution {
@@ -99,7 +118,6 @@ impl Attribution {
             memory_max_bytes,
             sites_store,
             sources,
-            hand_over_at: Instant::now() + HAND_OVER_EVERY,
             sample,
             engine: None,
             tried: None,
@@ -131,10 +149,7 @@ impl Attribution {
             if let Some(engine) = &mut self.engine {
                 engine.step(STEP);
             }
-            if Instant::now() >= self.hand_over_at {
-                self.hand_over_at = Instant::now() + HAND_OVER_EVERY;
-                self.hand_over();
-            }
+            self.hand_over();
             self.tell();
         }
     }
@@ -210,8 +225,7 @@ impl Attribution {
             let pid = identity.process.pid;
             match engine.watch(pid, budget) {
                 Ok(()) => {
-                    self.chosen.insert(identity, pid);
-                    self.hand_over_at = self.hand_over_at.min(Instant::now() + HAND_OVER_FIRST);
+                    self.chosen.insert(identity, Chosen::new(pid, Instant::now()));
                 }
                 Err(error) => {
                     tracing::debug!("process {pid} is not attributed: {error}");
@@ -249,7 +263,7 @@ impl Attribution {
     fn share(&mut self, snapshot: &Snapshot) {
         let Some(engine) = &mut self.engine else { return };
         let of = |identity: &Identity| snapshot.processes.iter().find(|one| one.identity == *identity);
-        let targets: Vec<(Identity, Pid)> = self.chosen.iter().map(|(identity, pid)| (*identity, *pid)).collect();
+        let targets: Vec<(Identity, Pid)> = self.chosen.iter().map(|(identity, chosen)| (*identity, chosen.pid)).collect();
         let wanted: Vec<f64> =
             targets.iter().map(|(identity, _)| of(identity).map_or(self.config.budget_ratio(), |one| self.config.budget_of(one))).collect();
         for ((identity, pid), budget) in targets.iter().zip(fair(self.config.node_budget_ratio(), FLOOR_RATIO, &wanted)) {
@@ -284,7 +298,7 @@ impl Attribution {
     }
 
     fn stop_watching(&mut self, identity: Identity) {
-        let Some(pid) = self.chosen.remove(&identity) else { return };
+        let Some(Chosen { pid, .. }) = self.chosen.remove(&identity) else { return };
         let Some(engine) = &mut self.engine else { return };
         if let Some(status) = engine.status().into_iter().find(|status| status.pid == pid) {
             let mut sample = lock(&self.sample);
@@ -301,11 +315,13 @@ impl Attribution {
         }
     }
 
-    /// Publishes the results of each target on the board from which everything is shown.
+    /// Publishes the results of each target whose turn it is on the board from which everything is shown.
     fn hand_over(&mut self) {
         let Some(engine) = &mut self.engine else { return };
-        let status = engine.status();
-        for (identity, &pid) in &self.chosen {
+        let now = Instant::now();
+        for (identity, chosen) in self.chosen.iter_mut().filter(|(_, chosen)| chosen.hand_over_at <= now) {
+            chosen.handed_over(now);
+            let pid = chosen.pid;
             let profile = engine.profile(Some(&[pid]));
             // Its windows have not seen anything yet.
             if profile.stacks().is_empty() {
@@ -318,7 +334,7 @@ impl Attribution {
                 wall: SystemTime::now(),
                 blocks: None,
                 rates: Some(rates),
-                slowdown_ratio_est: status.iter().find(|status| status.pid == pid).map(|status| status.slowdown_ratio_est),
+                slowdown_ratio_est: engine.status().iter().find(|status| status.pid == pid).map(|status| status.slowdown_ratio_est),
             };
             self.sources.board.publish(identity.process, attributed);
         }
