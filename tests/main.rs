@@ -5,6 +5,7 @@ mod agent;
 mod attach;
 mod attribution;
 mod census;
+mod ci;
 mod containers;
 mod emitter;
 mod faults;

@@ -73,3 +73,49 @@ pub fn families(sample: &ListeningSample, known: &Known<'_>) -> Vec<Family> {
         ),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::model::sample::{Identity, ProcessSample};
+    use crate::model::snapshot::Snapshot;
+    use crate::process::ProcessId;
+    use crate::process::container::Container;
+    use crate::units::Pid;
+
+    const PROCESS: ProcessId = ProcessId { pid: Pid(7), start_ticks: 1 };
+
+    fn text(comm: &str, processes: Vec<Arc<ProcessSample>>) -> String {
+        let now = Instant::now();
+        let heard = EmitterTotals {
+            process: PROCESS,
+            source: String::new(),
+            sample_bytes: Some(4096),
+            totals: Default::default(),
+            stats: Default::default(),
+            loss: Default::default(),
+            since: now,
+        };
+        let snapshot = Snapshot { processes, ..Snapshot::empty(now) };
+        let sample = ListeningSample { targets: vec![(comm.into(), heard)], ..ListeningSample::default() };
+        crate::metrics::text(families(&sample, &Known::of(&snapshot))).unwrap()
+    }
+
+    #[test]
+    fn a_hostile_name_stays_within_its_label_and_a_container_is_named() {
+        let said = text("a\"} 1\nx\u{1b}[2J\u{202e}", Vec::new());
+        assert!(said.lines().all(|line| line.starts_with('#') || line.starts_with("fragprof_")), "{said}");
+        assert!(!said.contains('\u{1b}') && !said.contains('\u{202e}'), "{said}");
+        let mut process = ProcessSample::new(Identity { process: PROCESS, stack: 0 }, "a".into(), 0, 1);
+        let named = |name: &str| Some(name.to_owned());
+        process.surroundings.container =
+            Some(Arc::new(Container { namespace: named("n"), pod: named("p"), name: named("c"), ..Container::default() }));
+        let said = text("a", vec![Arc::new(process)]);
+        let line = "fragprof_process_sample_interval_bytes{pid=\"7\",comm=\"a\",namespace=\"n\",pod=\"p\",container=\"c\"} 4096";
+        assert!(said.lines().any(|one| one == line), "{said}");
+    }
+}

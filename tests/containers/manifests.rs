@@ -218,3 +218,21 @@ fn the_plain_manifests_are_rendered_from_the_chart_as_it_is() {
     let done = Command::new(path("scripts/render-manifests.sh")).arg("--check").output().unwrap();
     assert!(done.status.success(), "run scripts/render-manifests.sh:\n{}", String::from_utf8_lossy(&done.stdout));
 }
+
+/// A stand-in for another version of helm: prints the manifests as they are, changed by a sed script.
+fn check_with_helm_that_changes(script: &str) -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    let helm = folder.path().join("helm");
+    let manifests = path("deploy/kubernetes/fragprof.yaml");
+    std::fs::write(&helm, format!("#!/bin/sh\nexec sed -e 1d -e '{script}' {}\n", manifests.display())).unwrap();
+    std::fs::set_permissions(&helm, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path_with_it = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    Command::new(path("scripts/render-manifests.sh")).arg("--check").env("PATH", path_with_it).output().unwrap().status.success()
+}
+
+#[test]
+fn the_manifests_are_the_same_for_each_version_of_helm() {
+    // Blank lines change the checksum of the configuration, too.
+    assert!(check_with_helm_that_changes("/^kind:/G; s|checksum/config: .*|checksum/config: 0|; s|^# Source: .*|# Source: x|"));
+    assert!(!check_with_helm_that_changes("s/name: fragprof$/name: other/"));
+}

@@ -4,13 +4,19 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use fragprof::bpf::TARGETS_MAX;
+use fragprof::capture::wire::Record;
+use fragprof::capture::{Capture, Config, Error, Sink, Slot, TargetFlags};
+use fragprof::units::Pid;
+use libbpf_rs::query::MapInfoIter;
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use tempfile::TempDir;
 
 use super::Churn;
 use crate::support::build::tool;
 use crate::support::process::{Done, run};
 use crate::support::recording::fragprof;
-use crate::support::{bpf, skip};
+use crate::support::{bpf, serial, skip};
 
 /// A short recording of `pid` by `command`, into a directory of its own.
 fn record(mut command: Command, pid: u32) -> (Done, bool) {
@@ -203,5 +209,61 @@ fn a_system_call_refused_by_a_sandbox_does_not_crash_it() {
         }
         churn.assert_alive();
         churn.assert_unprobed();
+    }
+}
+
+/// The map with the targets of each process.
+const SLOTS: &str = "slots_of_tgid";
+/// A thread group id that no process has: above the maximum of the kernel (PID_MAX_LIMIT, include/linux/threads.h).
+const NO_PROCESS: u32 = 1 << 23;
+
+/// The maps of that name on this machine.
+fn slot_maps() -> Vec<u32> {
+    MapInfoIter::default().filter(|info| info.name.to_string_lossy() == SLOTS).map(|info| info.id).collect()
+}
+
+struct NoSink;
+
+impl Sink for NoSink {
+    fn record(&mut self, _: &Record<'_>) {}
+    fn pause(&mut self) {}
+    fn finish(&mut self) {}
+}
+
+#[test]
+fn a_slot_goes_back_when_the_kernel_refuses_its_entry() {
+    if bpf().is_none() {
+        return;
+    }
+    let _alone = serial();
+    let before = slot_maps();
+    let capture = Capture::load(&Config::default()).unwrap();
+    let ring = capture.open_ring(1 << 16, Box::new(NoSink)).unwrap();
+    // Other tests may load programs at the same time: only this capture's map has this process.
+    let own = Pid(std::process::id());
+    let slot = capture.add_target(own, &ring, TargetFlags(0)).unwrap();
+    let mut maps = slot_maps().into_iter().filter(|id| !before.contains(id)).filter_map(|id| MapHandle::from_map_id(id).ok());
+    let map = maps.find(|map| map.lookup(&own.0.to_ne_bytes(), MapFlags::ANY).ok().flatten().is_some()).unwrap();
+    capture.remove_target(own, slot).unwrap();
+
+    // Full: the kernel refuses the entry of a further process.
+    let row = vec![0; map.value_size() as usize];
+    let fill: Vec<[u8; 4]> = (0..map.max_entries()).map(|nth| (NO_PROCESS + nth).to_ne_bytes()).collect();
+    for key in &fill {
+        map.update(key, &row, MapFlags::ANY).unwrap();
+    }
+    for _ in 0..2 * TARGETS_MAX {
+        let refused = capture.add_target(own, &ring, TargetFlags(0)).unwrap_err();
+        assert!(matches!(refused, Error::Map { map: SLOTS, .. }), "{refused}");
+    }
+    // With room again, every slot is there.
+    for key in &fill {
+        map.delete(key).unwrap();
+    }
+    let slots: Vec<Slot> = (0..TARGETS_MAX).map(|nth| capture.add_target(Pid(NO_PROCESS + nth), &ring, TargetFlags(0)).unwrap()).collect();
+    let full = capture.add_target(own, &ring, TargetFlags(0)).unwrap_err();
+    assert!(matches!(full, Error::TooManyTargets { .. }), "{full}");
+    for (nth, slot) in (0..).zip(slots) {
+        capture.remove_target(Pid(NO_PROCESS + nth), slot).unwrap();
     }
 }

@@ -1,6 +1,8 @@
 //! Sites that only large blocks pass: the finder's results for real builds of glibc are compared with sites found by hand and with the
 //! kernel's hit counts; hostile libraries must do no harm.
 
+mod doctor;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
