@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::allocator::is_own_library;
 use crate::census::memory::{Memory, MemoryError};
 use crate::census::objects::{joined, range_of, without};
 use crate::census::threads::ThreadState;
@@ -11,6 +12,9 @@ use crate::process::{Backing, Mapping, Maps};
 const RED_ZONE_BYTES: u64 = 128;
 /// An inaccessible mapping of up to this size below a stack is its guard; larger ones are other reservations.
 const GUARD_BYTES_MAX: u64 = 64 << 10;
+
+/// The memory that a process shares with a recording of its calls (preload/attached_recorder.c).
+const RING: &[u8] = b"/memfd:fragprof-ring";
 
 /// The kind of memory that contains a root, in the order in which roots are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,13 +75,20 @@ impl Areas {
         let mut stack_pointers: Vec<u64> = threads.iter().filter_map(|thread| thread.stack_pointer).collect();
         stack_pointers.sort_unstable();
         let mut object: Option<(u64, u64)> = None;
+        let mut is_own = false;
         let mut heap = Vec::new();
         for (number, mapping) in maps.mappings.iter().enumerate() {
             let before = number.checked_sub(1).and_then(|number| maps.mappings.get(number));
             let continues = object.is_some_and(|(end, inode)| end == mapping.start.0 && (mapping.inode == 0 || mapping.inode == inode));
             let is_bss = continues && matches!(mapping.backing, Backing::Anonymous) && mapping.permissions.write;
-            if mapping.path().is_some() && !mapping.permissions.shared {
+            let path = mapping.path().map(|path| path.as_os_str().as_encoded_bytes());
+            if let Some(path) = path.filter(|_| !mapping.permissions.shared) {
                 object = Some((mapping.end.0, mapping.inode));
+                is_own = is_own_library(path);
+            }
+            // The sampler's and the recorder's data has addresses of blocks and words of stacks, and holds nothing.
+            if is_own && (is_bss || path.is_some()) || path.is_some_and(|path| path.starts_with(RING)) {
+                continue;
             }
             let after = maps.mappings.get(number + 1);
             let Some(class) = class_of(mapping, after, is_bss) else { continue };
@@ -161,6 +172,11 @@ mod tests {
         7f0002000000-7f0002010000 rwxp 00000000 00:00 0\n\
         7f0003000000-7f0003010000 rw-s 00000000 00:01 9 /dev/shm/x\n\
         7f0003010000-7f0003020000 r--s 00000000 00:01 10 /usr/share/x\n\
+        7f0004000000-7f0004001000 r-xp 00000000 08:01 8 /x/libfragprof_attached_recorder.so\n\
+        7f0004001000-7f0004002000 r--p 00001000 08:01 8 /x/libfragprof_attached_recorder.so\n\
+        7f0004002000-7f0004003000 rw-p 00002000 08:01 8 /x/libfragprof_attached_recorder.so\n\
+        7f0004003000-7f0004b00000 rw-p 00000000 00:00 0\n\
+        7f0005000000-7f000d000000 rw-s 00000000 00:01 11 /memfd:fragprof-ring (deleted)\n\
         7ffc00000000-7ffc00100000 rw-p 00000000 00:00 0 [stack]\n\
         7ffc00200000-7ffc00201000 r--p 00000000 00:00 0 [vvar]\n";
 
