@@ -266,7 +266,7 @@ pub fn place(process: &Process, flavour: Flavour, given: Option<&Path>) -> Resul
     };
     let inside = process.directory().join("root").join(path.strip_prefix("/").unwrap_or(&path));
     let is_it = path.is_absolute() && library::holds(&inside, flavour.bytes());
-    if is_it { Ok(path) } else { Err(AttachRefusal::NotInItsRoot { path }) }
+    if is_it { Ok(path) } else { Err(AttachRefusal::NotInItsRoot { path, library: flavour.file_name() }) }
 }
 
 /// Loads the library, if it is not there, and swaps the words. Once more in a process to which it is attached: covers what was loaded since.

@@ -72,13 +72,15 @@ pub enum AttachRefusal {
     UnknownThreads,
     /// The library's path means something else to the process.
     #[error(
-        "{} is not the sampler's library in the process's own root directory (a container, a chroot): install it there (fragprof run \
+        "{} is not {library} of this version in the process's own root directory (a container, a chroot): install it there (fragprof run \
          --install FOLDER) and give that path with --library",
         terminal(&path.display().to_string())
     )]
     NotInItsRoot {
         /// The path.
         path: PathBuf,
+        /// The file's usual name.
+        library: &'static str,
     },
     /// dlopen returned, and the library is not there.
     #[error(

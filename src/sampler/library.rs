@@ -38,6 +38,8 @@ pub enum Flavour {
 impl Flavour {
     /// Every flavour of the sampler.
     pub const ALL: [Self; 3] = [Self::Standard, Self::Jemalloc, Self::Attached];
+    /// Those that are loaded from an image or a directory of a container: every flavour of the sampler, and the recorder that is attached.
+    pub const INSTALLED: [Self; 4] = [Self::Standard, Self::Jemalloc, Self::Attached, Self::AttachedRecorder];
 
     /// The flavour for the same programs that records every call.
     #[must_use]
@@ -156,7 +158,7 @@ pub fn place_at(folder: &Path, flavour: Flavour) -> Result<PathBuf, LibraryError
     Ok(path)
 }
 
-/// Writes the sampler's libraries into a directory, for images and for directories that are mounted into containers.
+/// Writes the libraries ([`Flavour::INSTALLED`]) into a directory, for images and for directories that are mounted into containers.
 ///
 /// # Errors
 /// If the directory cannot be created or written to.
@@ -166,7 +168,7 @@ pub fn install(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
         move |source| LibraryError::Write { path, source }
     };
     fs::create_dir_all(folder).map_err(failed(folder))?;
-    Flavour::ALL
+    Flavour::INSTALLED
         .into_iter()
         .map(|flavour| {
             let path = folder.join(flavour.file_name());
