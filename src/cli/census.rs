@@ -245,7 +245,8 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     row(6, "live, resident", heap.live_resident_bytes(), String::new())?;
     let released = match heap.allocator.row().release {
         Release::Calls([call, ..]) => format!("{} would release it now", call.text),
-        _ => "whole free pages; no call from outside releases them".into(),
+        Release::NoCall(why) => format!("whole free pages; {why}"),
+        Release::Calls([]) => "whole free pages".into(),
     };
     row(6, "trimmable", ladder.trimmable_bytes, released)?;
     row(6, "pinned", ladder.pinned_bytes, "free, on pages with live bytes".into())?;
@@ -254,7 +255,7 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     if let (Some(estimate), Some(error)) = (heap.live_bytes_est, heap.live_bytes_stderr) {
         row(2, "live, estimated", Some(estimate), format!("±{}", HumanBytes(half_width(error))))?;
     }
-    row(4, "of it mmapped", Some(heap.mmapped_bytes), format!("{} allocations", heap.mmapped_allocations))?;
+    row(4, "of it mmapped", Some(heap.mmapped_bytes).filter(|&bytes| bytes > 0), format!("{} allocations", heap.mmapped_allocations))?;
     row(2, "cached", details.cached_bytes, String::new())?;
     row(
         2,
@@ -262,7 +263,7 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
         heap.free_bytes,
         heap.largest_free_bytes.map_or(String::new(), |bytes| format!("largest run {}, with caches and top", HumanBytes(bytes))),
     )?;
-    row(2, "top", Some(heap.top_bytes), String::new())?;
+    row(2, "top", Some(heap.top_bytes).filter(|&bytes| bytes > 0), String::new())?;
     row(2, "overhead", Some(heap.overhead_bytes), String::new())?;
     row(2, "unknown", ladder.unknown_bytes, String::new())?;
     if let Some(off) = heap.off_balance_bytes() {

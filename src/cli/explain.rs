@@ -383,11 +383,14 @@ fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, 
         let known = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| HumanBytes(bytes).to_string());
         writeln!(
             out,
-            "      {:<18} {:>8} resident, {} in use ({} of it mapped for single blocks), {} free",
+            "      {:<18} {:>8} resident, {} in use{}, {} free",
             part.heap,
             HumanBytes(part.resident_bytes),
             known(part.live_bytes),
-            HumanBytes(part.mmapped_bytes),
+            match part.mmapped_bytes {
+                0 => String::new(),
+                bytes => format!(" ({} of it mapped for single blocks)", HumanBytes(bytes)),
+            },
             known(part.free_resident_bytes)
         )?;
     }

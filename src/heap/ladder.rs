@@ -108,13 +108,14 @@ impl Ladder {
 }
 
 impl Ladder<Option<u64>> {
-    /// Resident bytes that are free: what live and unknown bytes leave, but no less than what is trimmable or pinned, because live bytes
+    /// Resident bytes that are free: what live and unknown bytes leave, but no less than what is trimmable and pinned, because live bytes
     /// need not have been touched. `None` if live or resident bytes are not known.
     #[must_use]
     pub fn free_resident_bytes(&self) -> Option<u64> {
         let used = self.live_bytes?.saturating_add(self.unknown_bytes.unwrap_or(0));
         let left = self.resident_bytes?.saturating_sub(used);
-        Some(left.max(self.trimmable_bytes.max(self.pinned_bytes).unwrap_or(0)).min(self.resident_bytes?))
+        let free = known(self.trimmable_bytes, self.pinned_bytes).unwrap_or(0);
+        Some(left.max(free).min(self.resident_bytes?))
     }
 
     /// [`fragmentation_ratio`] of what is not free; `None` if a rung is not known.
@@ -176,6 +177,8 @@ mod tests {
         // More is live than resident: some of it was never touched.
         let untouched = Ladder { live_bytes: Some(900), ..written };
         assert_eq!((untouched.free_resident_bytes(), untouched.fragmentation_ratio()), (Some(300), Some(0.375)));
+        let pinned = Ladder { pinned_bytes: Some(20), ..untouched };
+        assert_eq!((pinned.free_resident_bytes(), pinned.fragmentation_ratio()), (Some(320), Some(0.4)));
     }
 
     #[test]
