@@ -21,12 +21,13 @@ declare -A suites=(
 	[arm64-16k]='trixie linux-image-6.12.*-arm64-16k trixie'
 	[arm64-backports]='trixie-backports linux-image-6.18.*-cloud-arm64 trixie'
 )
-declare -A libelf=([bookworm]=libelf1 [trixie]=libelf1t64)
+declare -A libelf=([bookworm]=libelf1 [trixie]=libelf1t64) python=([bookworm]=python3.11 [trixie]=python3.13)
 export ARCHITECTURE=arm64
 for suite in "$@"; do
 	read -r from package libraries <<<"${suites[$suite]}"
 	scripts/fetch-suite.sh "$from" "$kernels/$suite" "$package"
-	scripts/fetch-suite.sh "$libraries" "$kernels/$libraries-arm64" "${libelf[$libraries]}" libc6 libgcc-s1 libstdc++6 zlib1g libzstd1 busybox-static dash
+	scripts/fetch-suite.sh "$libraries" "$kernels/$libraries-arm64" "${libelf[$libraries]}" libc6 libgcc-s1 libstdc++6 zlib1g libzstd1 busybox-static dash \
+		"${python[$libraries]}-minimal" "lib${python[$libraries]}-minimal" python3-minimal libexpat1
 done
 # The allocators, and what static programs are linked with.
 others=$kernels/others-arm64
@@ -79,6 +80,9 @@ make_root() {
 	for place in "$files/lib/aarch64-linux-gnu" "$files/$lib" "$others/$lib"; do
 		[ ! -d "$place" ] || find "$place" -maxdepth 1 -name '*.so*' -exec cp -a -t "$root/$lib" {} +
 	done
+	cp -a "$files"/usr/bin/python3* "$root/bin/"
+	cp -a "$files"/usr/lib/python3* "$root/usr/lib/"
+	mkdir -p "$root/usr/bin" && ln -s /bin/python3 "$root/usr/bin/python3"
 	ln -s aarch64-linux-gnu/ld-linux-aarch64.so.1 "$root/lib/ld-linux-aarch64.so.1"
 	cp -L "$others/lib/ld-musl-aarch64.so.1" "$root/lib/" # musl's loader is also its library
 	mkdir -p "$root$(dirname "$fragprof")" "$root$(dirname "$integration")" "$root$PWD/target/$target/testprogs" "$root$PWD/tests"
