@@ -1,6 +1,7 @@
 //! CPython's own heap against `sys._debugmallocstats()` of the same process.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -83,6 +84,14 @@ impl Running {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/census/python/account.py");
         let mut command = Command::new(python);
         command.arg(script).arg(&path).arg(mode).envs(environment.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null());
+        // khugepaged would make pages resident between two censuses that are compared.
+        // SAFETY: prctl is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            })
+        };
         Self { child: command.spawn().unwrap(), path, _directory: directory }
     }
 
