@@ -261,11 +261,9 @@ mod tests {
         );
         assert_eq!(of("call malloc_trim(0) now and then"), [""; 0]);
         for row in Allocator::known().map(Allocator::row) {
-            let texts = row
-                .fewer_arenas
-                .map(|limit| limit.action)
-                .into_iter()
-                .chain(row.caches.iter().flat_map(|caches| [caches.arena.action, caches.thread.action]));
+            let texts = row.fewer_arenas.map(|limit| limit.action).into_iter().chain(
+                row.caches.iter().flat_map(|caches| caches.arena.into_iter().chain([caches.thread]).map(|cache| cache.remedy.action)),
+            );
             texts.for_each(|text| assert!(!advised(text).is_empty(), "{text}"));
         }
     }

@@ -11,7 +11,8 @@ mod registry;
 use serde::Serialize;
 
 pub use registry::{
-    ArenaLimit, CacheSettings, Choice, ChunkRule, FreedRule, Hold, Release, ReleaseArgument, ReleaseCall, Remedy, Row, SettingForm,
+    ArenaLimit, CacheSetting, CacheSettings, Choice, ChunkRule, FreedRule, Hold, Release, ReleaseArgument, ReleaseCall, Remedy, Row,
+    SettingForm,
 };
 
 /// Whether a path is that of one of fragprof's libraries that sample or record: they stand in front of an allocator, and are none.

@@ -149,14 +149,19 @@ pub struct ArenaLimit {
 /// Settings for caches of freed blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheSettings {
-    /// For those of an arena, which all threads share.
-    pub arena: Remedy,
-    /// The same as in [`Choice::trials`].
-    pub arena_setting: &'static str,
+    /// For those of an arena, which all threads share; `None` if there are none.
+    pub arena: Option<CacheSetting>,
     /// For those of a thread.
-    pub thread: Remedy,
+    pub thread: CacheSetting,
+}
+
+/// A setting for one kind of cache.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheSetting {
+    /// What to do.
+    pub remedy: Remedy,
     /// The same as in [`Choice::trials`].
-    pub thread_setting: &'static str,
+    pub setting: &'static str,
 }
 
 /// What chunks show of a block from outside.
@@ -259,13 +264,17 @@ pub static GLIBC: Row = Row {
         setting: "arena_max=2",
     }),
     caches: Some(CacheSettings {
-        arena: Remedy {
-            action: "set GLIBC_TUNABLES=glibc.malloc.mxfast=0 and restart",
-            basis: "freed chunks in fastbins; after merging they are returned by themselves only at the end of a heap",
+        arena: Some(CacheSetting {
+            remedy: Remedy {
+                action: "set GLIBC_TUNABLES=glibc.malloc.mxfast=0 and restart",
+                basis: "freed chunks in fastbins; after merging they are returned by themselves only at the end of a heap",
+            },
+            setting: "mxfast=0",
+        }),
+        thread: CacheSetting {
+            remedy: Remedy { action: "set GLIBC_TUNABLES=glibc.malloc.tcache_count=2 and restart", basis: "freed chunks in thread caches" },
+            setting: "tcache_count=2",
         },
-        arena_setting: "mxfast=0",
-        thread: Remedy { action: "set GLIBC_TUNABLES=glibc.malloc.tcache_count=2 and restart", basis: "freed chunks in thread caches" },
-        thread_setting: "tcache_count=2",
     }),
     choice: Some(Choice {
         preload: &[],
@@ -314,7 +323,16 @@ pub static JEMALLOC: Row = Row {
     function_names: &["je_", "jemalloc", "malloc", "mallctl", "mallocx", "rallocx", "xallocx", "allocx", "calloc", "realloc", "memalign"],
     decays: true,
     fewer_arenas: Some(ArenaLimit { action: "try MALLOC_CONF=narenas:4 at a restart, and measure", setting: "narenas=4" }),
-    caches: None,
+    caches: Some(CacheSettings {
+        arena: None,
+        thread: CacheSetting {
+            remedy: Remedy {
+                action: "set MALLOC_CONF=tcache:false and restart, or call mallctl(\"thread.tcache.flush\") in threads that become idle",
+                basis: "freed blocks in thread caches",
+            },
+            setting: "tcache=false",
+        },
+    }),
     choice: Some(Choice {
         preload: &["libjemalloc.so.2"],
         package: "libjemalloc2",

@@ -7,7 +7,7 @@
 use super::outside;
 use super::trend::Shape;
 use super::verdict::{Evidence, Finding, Kind, Remedy};
-use crate::allocator;
+use crate::allocator::{self, CacheSetting};
 use crate::census::{ArenaAccount, Census, HeapAccount};
 use crate::units::{HumanBytes, HumanDuration, counted};
 
@@ -240,14 +240,15 @@ fn caches(heap: &HeapAccount) -> Vec<Remedy> {
     let Some(settings) = heap.allocator.row().caches else { return Vec::new() };
     let fast = heap.fastbin_bytes.unwrap_or(0);
     let thread = heap.details.cached_bytes.unwrap_or(0).saturating_sub(fast);
-    let mut parts = [(fast, settings.arena, settings.arena_setting), (thread, settings.thread, settings.thread_setting)];
-    parts.sort_by_key(|&(bytes, ..)| std::cmp::Reverse(bytes));
-    let remedy = |(bytes, of, setting): (u64, allocator::Remedy, &str)| Remedy {
-        action: of.action.into(),
+    let mut parts: Vec<(u64, CacheSetting)> =
+        settings.arena.map(|arena| (fast, arena)).into_iter().chain([(thread, settings.thread)]).collect();
+    parts.sort_by_key(|&(bytes, _)| std::cmp::Reverse(bytes));
+    let remedy = |(bytes, of): (u64, CacheSetting)| Remedy {
+        action: of.remedy.action.into(),
         predicted_bytes: Some(bytes),
         at_most: true,
-        basis: format!("{}; {ASSUMED}", of.basis),
-        setting: under(heap, setting),
+        basis: format!("{}; {ASSUMED}", of.remedy.basis),
+        setting: under(heap, of.setting),
     };
-    parts.into_iter().filter(|&(bytes, ..)| bytes >= TRIM_BYTES_MIN).map(remedy).collect()
+    parts.into_iter().filter(|&(bytes, _)| bytes >= TRIM_BYTES_MIN).map(remedy).collect()
 }

@@ -29,8 +29,8 @@ fn unattributed(kind: ValueKind) -> &'static str {
             "live by the census: smaller blocks, and those allocated before large ones were tracked; record --mode exact gives their stacks"
         }
         _ => {
-            "without a recorded stack: the C library's own blocks, freed ones that look live in the thread caches of jemalloc and tcmalloc, blocks \
-             allocated after the recording ended, code that was not probed yet, or lost records; losses, doubts and notes say which"
+            "without a recorded stack: the C library's own blocks, freed ones that look live in the thread caches of jemalloc before 5.3 and of \
+             gperftools' tcmalloc, blocks allocated after the recording ended, code that was not probed yet, or lost records; losses, doubts and notes say which"
         }
     }
 }

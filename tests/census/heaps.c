@@ -190,6 +190,11 @@ static void answer_allocator(void) {
             ctl(times[i], &time, &n, NULL, 0);
             printf(",\"%s\":%zu,\"%s\":%zd", pages[i] + 18, value * page, times[i] + 8, time);
         }
+        // What threads' caches hold is allocated, too, by its account.
+        size_t cached = 0;
+        n = sizeof cached;
+        ctl("stats.arenas.4096.tcache_bytes", &cached, &n, NULL, 0);
+        printf(",\"tcache_bytes\":%zu", cached);
     } else if (property) {
         const char *names[] = {"generic.current_allocated_bytes", "generic.heap_size", "tcmalloc.current_total_thread_cache_bytes", "tcmalloc.central_cache_free_bytes",
                                "tcmalloc.transfer_cache_free_bytes", "tcmalloc.thread_cache_free_bytes", "tcmalloc.pageheap_free_bytes", "tcmalloc.pageheap_unmapped_bytes"};

@@ -1,4 +1,4 @@
-//! Whether a single block is in use, by jemalloc 5.3's own data: the record of its extent, less what the threads' caches hold.
+//! What the threads' caches of jemalloc 5.3 hold, and whether a single block is in use: by the record of its extent, less these.
 //!
 //! A block in a cache is still in use by its record. Each thread's data (`tsd_t`, include/jemalloc/internal/tsd.h) have the two parts of its
 //! cache: `tcache_slow`, and `tcache_t` {tcache_slow, bins}, of which the second begins with the address of the first. The data of all
@@ -6,11 +6,12 @@
 //! src/tsd.c). Neither needs a build with statistics. Caches that a program makes itself (`mallctl("tcache.create")`) are not in the ring.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use super::super::memory::{Memory, is_user_address, word_at};
-use super::super::objects::{Objects, range_of, unbacked_ranges};
+use super::super::objects::{Data, Objects, range_of, unbacked_ranges};
 use super::super::radix::{self, Shape};
-use super::cache_bins::{BIN_BYTES, BINS_MIN, bin_at};
+use super::cache_bins::{BIN_BYTES, BINS_MIN, Bin, bin_at};
 use super::record::{ACTIVE, Extent, Form, is_region_free};
 use super::telling::Telling;
 use super::{LayoutCache, POINTER_MASK, find_page_map, one_word, pages_of, read_record};
@@ -64,14 +65,7 @@ impl Finder {
         let mapped = unbacked_ranges(&maps);
         let (shape, found) = find_page_map(memory, &maps, &objects, &mapped, &mut LayoutCache::default())?;
         let object = objects.iter().find(|one| one.object() == &found.object)?;
-        let mut tried = HashSet::new();
-        let data = object.data();
-        let candidates = data.words().filter(|&(_, word)| word.is_multiple_of(8) && range_of(&mapped, word).is_some());
-        let (index, offsets) = candidates.filter(|&(_, word)| tried.insert(word)).take(CANDIDATES_MAX).find_map(|(index, word)| {
-            let offsets = offsets_of(memory, word)?;
-            ring(memory, word, offsets)?;
-            Some((index, offsets))
-        })?;
+        let Ring { index, offsets, .. } = find_ring(memory, &mapped, &object.data())?;
         let form = Telling::of(memory, &found, shape).form(memory, pages_of(shape));
         Some(Self { root: found.root, shape, form, head: found.object.range.start + 8 * index as u64, offsets })
     }
@@ -82,6 +76,62 @@ impl Finder {
         let bins = (0..READINGS_MAX).find_map(|_| ring(memory, memory.word(self.head)?, self.offsets))?;
         Some(Caches { finder: *self, memory, bins, held: HashMap::new() })
     }
+}
+
+/// The ring of the threads' data.
+struct Ring {
+    /// Which word of jemalloc's data has its first member.
+    index: usize,
+    offsets: Offsets,
+    /// Of each thread, its bins.
+    bins: Vec<Vec<u8>>,
+}
+
+fn find_ring(memory: &dyn Memory, mapped: &[Range<u64>], data: &Data) -> Option<Ring> {
+    let bytes_of = |word: u64| range_of(mapped, word).filter(|_| word.is_multiple_of(8)).map(|range| range.end - range.start);
+    // Threads' data lie in small mappings: a program may have any number of words that lead into the heap.
+    let mut candidates: Vec<(u64, u64, usize)> = data.words().filter_map(|(index, word)| Some((bytes_of(word)?, word, index))).collect();
+    candidates.sort_unstable();
+    candidates.dedup_by_key(|&mut (_, word, _)| word);
+    candidates.into_iter().take(CANDIDATES_MAX).find_map(|(_, word, index)| {
+        let offsets = offsets_of(memory, word)?;
+        let bins = (0..READINGS_MAX).find_map(|_| ring(memory, word, offsets))?;
+        Some(Ring { index, offsets, bins })
+    })
+}
+
+/// A block in a thread's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Held {
+    /// Its address.
+    pub addr: u64,
+    /// Its size class.
+    pub class: u64,
+}
+
+/// What the caches of all threads hold, by ascending address. `None` if there is no thread with a cache of 5.3, or threads came and went all
+/// the time. `data`: that of the file with the page map.
+#[must_use]
+pub fn held_by_threads(memory: &dyn Memory, mapped: &[Range<u64>], data: &Data) -> Option<Vec<Held>> {
+    let Ring { bins, .. } = find_ring(memory, mapped, data)?;
+    let mut held: Vec<Held> = bins.iter().flat_map(|bins| held_by(memory, bins)).collect();
+    held.sort_unstable();
+    held.dedup_by_key(|held| held.addr);
+    Some(held)
+}
+
+/// What one thread's bins hold. Its stacks follow one another: where they do not, there are no more bins.
+fn held_by(memory: &dyn Memory, bins: &[u8]) -> Vec<Held> {
+    let mut held = Vec::new();
+    let mut end = None;
+    for (class, at) in (0..).zip((0..=bins.len().saturating_sub(BIN_BYTES)).step_by(BIN_BYTES)) {
+        let follows = |bin: &Bin| end.is_none_or(|before| before == bin.full);
+        let Some(bin) = bin_at(bins, at).filter(follows) else { break };
+        end = Some(bin.empty);
+        let stack = memory.bytes(bin.head, usize::try_from(bin.empty - bin.head).unwrap_or(0)).unwrap_or_default();
+        held.extend(stack.chunks_exact(8).map(|word| Held { addr: word_at(word, 0), class }));
+    }
+    held
 }
 
 /// The threads' caches.
@@ -249,6 +299,9 @@ mod tests {
         assert_eq!(held_of(&memory, &bins, 4).unwrap(), HashSet::new());
         assert_eq!(held_of(&memory, &bins, 60).unwrap(), HashSet::new());
         assert!(offsets_of(&memory, thread(1) + 8).is_none(), "not the start of a thread's data");
+        let held: Vec<(u64, u64)> = bins.iter().flat_map(|bins| held_by(&memory, bins)).map(|held| (held.addr, held.class)).collect();
+        let class = CLASS as u64;
+        assert_eq!(held, [(0x333, class), (0x111, class), (0x222, class)], "from the second thread of the ring on");
     }
 
     #[test]
@@ -270,7 +323,8 @@ mod tests {
             threads(&mut memory, &[&[1], &[2]]);
             memory.write(thread(0) + 8 * at, &bytes);
             if let Some(offsets) = offsets_of(&memory, thread(0)) {
-                let _ = ring(&memory, thread(0), offsets).and_then(|bins| held_of(&memory, &bins, CLASS as u64));
+                let bins = ring(&memory, thread(0), offsets).unwrap_or_default();
+                let _ = (held_of(&memory, &bins, CLASS as u64), bins.iter().map(|bins| held_by(&memory, bins).len()).sum::<usize>());
             }
         }
     }

@@ -8,11 +8,12 @@ use std::ops::Range;
 use super::super::account::{ArenaAccount, HeapAccount, Sums, occupancy_of};
 use super::super::chunks::{CHUNKS_MAX, ChunkState, ChunkTable};
 use super::super::memory::{Memory, is_user_address};
-use super::super::objects::range_of;
+use super::super::objects::{Data, range_of};
 use super::super::page_cache::PageCache;
 use super::super::quality::WalkQuality;
 use super::super::radix::{self, PageMapRoot, Shape};
 use super::super::reader::HeapWalk;
+use super::block::{Held, held_by_threads};
 use super::metadata::Block;
 use super::record::{ACTIVE, Agreement, DIRTY, Extent, Form, MUZZY, Pages, RETAINED, is_region_free};
 use super::telling::Telling;
@@ -76,17 +77,18 @@ fn tells_padding(extent: &Extent) -> bool {
     extent.state == ACTIVE && !extent.is_slab && extent.offset_bytes > 0
 }
 
-/// Takes the census of every record that the page map leads to.
-pub fn take(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range<u64>], words: impl Iterator<Item = u64>) -> HeapWalk {
+/// Takes the census of every record that the page map leads to. `data`: that of the file with the page map.
+pub fn take(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range<u64>], data: &Data) -> HeapWalk {
+    let held = held_by_threads(memory, mapped, data);
     let mut build = Build::guess(memory, found, shape);
     let mut readings = 1;
     loop {
-        let mut reading = Reading::new(memory, mapped, build);
+        let mut reading = Reading::new(memory, mapped, build, held.as_deref());
         reading.is_last = readings == READINGS_MAX;
         radix::visit(memory, found.root, shape, |page, entry| reading.word(page, one_word(entry, shape)));
         reading.read_batch();
         if !reading.is_void {
-            return reading.finish(found, words);
+            return reading.finish(found, data.words().map(|(_, word)| word));
         }
         build = reading.build;
         readings += 1;
@@ -99,6 +101,8 @@ struct Reading<'a> {
     mapped: &'a [Range<u64>],
     pages: PageCache<'a>,
     build: Build,
+    /// What threads' caches hold, by ascending address, if it is known; by the records all of that is in use.
+    held: Option<&'a [Held]>,
     /// Extents were counted that would now be read differently: the reading must be repeated.
     is_void: bool,
     /// Whether it continues in that case.
@@ -126,6 +130,7 @@ struct Totals {
     huge: u64,
     live: u64,
     live_count: u64,
+    cached: u64,
     free: u64,
     free_extents: u64,
     largest_free: u64,
@@ -135,10 +140,11 @@ struct Totals {
 }
 
 impl<'a> Reading<'a> {
-    fn new(memory: &'a dyn Memory, mapped: &'a [Range<u64>], build: Build) -> Self {
+    fn new(memory: &'a dyn Memory, mapped: &'a [Range<u64>], build: Build, held: Option<&'a [Held]>) -> Self {
         Self {
             memory,
             mapped,
+            held,
             pages: PageCache::new(memory),
             build,
             is_void: false,
@@ -248,17 +254,21 @@ impl<'a> Reading<'a> {
             sums.unread = sums.unread.saturating_add(extent.bytes);
             return;
         }
-        let (live_bytes, live_count, free_bytes) = match (extent.state, extent.is_slab) {
+        let (used, free_bytes) = match (extent.state, extent.is_slab) {
             (ACTIVE, true) => {
                 let regions = extent.bytes / extent.region_bytes;
                 let used = regions.saturating_sub(extent.free_regions);
-                (used * extent.region_bytes, used, (regions - used) * extent.region_bytes)
+                (used, (regions - used) * extent.region_bytes)
             }
-            (ACTIVE, false) => (extent.region_bytes, 1, 0),
-            _ => (0, 0, extent.bytes),
+            (ACTIVE, false) => (1, 0),
+            _ => (0, extent.bytes),
         };
+        let held = held_in(self.held.unwrap_or_default(), extent, record);
+        let live_count = used.saturating_sub(held.len() as u64);
+        let (live_bytes, cached_bytes) = (live_count * extent.region_bytes, (used - live_count) * extent.region_bytes);
         sums.live += live_bytes;
         sums.live_count += live_count;
+        sums.cached += cached_bytes;
         sums.free += free_bytes;
         sums.free_extents += u64::from(extent.state != ACTIVE);
         // Retained extents have been returned already; pages of them that are still resident do not count.
@@ -273,6 +283,7 @@ impl<'a> Reading<'a> {
         let chunks = arena.chunks.get_or_insert_default();
         chunks.live_bytes += live_bytes;
         chunks.live_allocations += live_count;
+        chunks.cached_bytes += cached_bytes;
         chunks.free_bytes += free_bytes;
         match extent.state {
             DIRTY => add(&mut arena.dirty_bytes, extent.bytes),
@@ -280,11 +291,13 @@ impl<'a> Reading<'a> {
             RETAINED => add(&mut arena.retained_bytes, extent.bytes),
             _ => {}
         }
-        self.add_chunks(extent, record);
+        self.add_chunks(extent, record, &held);
     }
 
     /// Adds an extent's regions, its large block or its free bytes to the table. Neighbours in use by one arena are one region of it.
-    fn add_chunks(&mut self, extent: &Extent, record: &[u8]) {
+    /// `held`: the regions that are in threads' caches, in ascending order.
+    fn add_chunks(&mut self, extent: &Extent, record: &[u8], held: &[u64]) {
+        let state_in_use = |region: u64| if held.binary_search(&region).is_ok() { ChunkState::Tcache } else { ChunkState::Live };
         let owner = Some(extent.arena).filter(|_| extent.state == ACTIVE);
         if owner.is_none() || owner != self.open_region || self.table.end_of_current() != extent.addr {
             self.table.begin_region(extent.addr, extent.arena);
@@ -298,7 +311,7 @@ impl<'a> Reading<'a> {
             let mut free_run = 0;
             for index in 0..regions {
                 let is_free = is_region_free(record, index);
-                self.table.push(extent.region_bytes, if is_free { ChunkState::Free } else { ChunkState::Live });
+                self.table.push(extent.region_bytes, if is_free { ChunkState::Free } else { state_in_use(index) });
                 free_run = if is_free { free_run + extent.region_bytes } else { 0 };
                 self.sums.largest_free = self.sums.largest_free.max(free_run);
             }
@@ -306,7 +319,7 @@ impl<'a> Reading<'a> {
         } else {
             let offset = extent.offset_bytes.min(extent.bytes - extent.region_bytes);
             self.table.push(offset, ChunkState::Overhead);
-            self.table.push(extent.region_bytes, ChunkState::Live);
+            self.table.push(extent.region_bytes, state_in_use(0));
             self.table.push(extent.bytes - extent.region_bytes - offset, ChunkState::Overhead);
         }
     }
@@ -333,7 +346,7 @@ impl<'a> Reading<'a> {
         self.extents.extend(blocks.iter().map(|block| (NO_ARENA, block.range())));
         self.extents.sort_unstable_by_key(|(_, range)| range.start);
         self.table.sort_regions();
-        let Self { memory, sums, table, mut pages, extents, arenas, torn, build, .. } = self;
+        let Self { memory, sums, table, mut pages, extents, arenas, torn, build, held, .. } = self;
         let mut account = HeapAccount::new(Allocator::Jemalloc, layout(build.form(), build.pages, found));
         account.ladder.extent_bytes = sums.extent;
         account.ladder.resident_bytes = sums.resident;
@@ -345,7 +358,9 @@ impl<'a> Reading<'a> {
         account.free_bytes = Some(sums.free);
         account.free_chunks = Some(sums.free_extents);
         account.ladder.unknown_bytes = Some(sums.unread);
-        account.overhead_bytes = sums.extent.saturating_sub(sums.live).saturating_sub(sums.free).saturating_sub(sums.unread);
+        account.details.cached_bytes = held.map(|_| sums.cached);
+        let understood = [sums.live, sums.cached, sums.free, sums.unread];
+        account.overhead_bytes = understood.into_iter().fold(sums.extent, u64::saturating_sub);
         account.ladder.trimmable_bytes = Some(sums.purgeable);
         account.arenas = arenas.into_values().collect();
         let total = |bytes: fn(&ArenaAccount) -> Option<u64>| Some(account.arenas.iter().filter_map(bytes).fold(0, u64::saturating_add));
@@ -357,7 +372,8 @@ impl<'a> Reading<'a> {
         account.size_classes = Sums::of(&table, &mut []).size_classes;
         let occupancy = occupancy_of(&table, &mut pages);
         account.ladder.pinned_bytes = Some(occupancy.pinned_bytes);
-        account.details.kept_bytes = Some(occupancy.free_unpinned_bytes.saturating_sub(sums.purgeable));
+        let whole = occupancy.free_unpinned_bytes + occupancy.cached_unpinned_bytes;
+        account.details.kept_bytes = Some(whole.saturating_sub(sums.purgeable));
         account.occupancy = Some(occupancy);
         let mut quality = WalkQuality {
             windows: known,
@@ -369,6 +385,21 @@ impl<'a> Reading<'a> {
         quality.judge(account.ladder.extent_bytes, torn.saturating_mul(100) <= known);
         HeapWalk { account, quality, chunks: table, extents }
     }
+}
+
+/// The regions of an extent in use that threads' caches hold, in ascending order.
+fn held_in(held: &[Held], extent: &Extent, record: &[u8]) -> Vec<u64> {
+    if extent.state != ACTIVE {
+        return Vec::new();
+    }
+    let from = held.partition_point(|one| one.addr < extent.addr);
+    let inside = held.iter().skip(from).take_while(|one| one.addr < extent.end()).map(|one| one.addr - extent.addr);
+    if !extent.is_slab {
+        return inside.filter(|&distance| distance == extent.offset_bytes).map(|_| 0).take(1).collect();
+    }
+    let regions = extent.bytes / extent.region_bytes;
+    let region = |distance: u64| distance.is_multiple_of(extent.region_bytes).then(|| distance / extent.region_bytes);
+    inside.filter_map(region).filter(|&region| region < regions && !is_region_free(record, region)).collect()
 }
 
 /// An empty arena.
