@@ -95,7 +95,7 @@ bench-session: build test-deps ## measure the agent's memory and CPU time with t
 	scripts/bench-session.sh $(FRAGPROF)
 
 .PHONY: soak-windows
-soak-windows: deps ## open 2,000 windows on a busy process (10 minutes)
+soak-windows: deps ## open 2,000 windows on a busy process within its budget (an hour)
 	$(CARGO) test --test integration two_thousand_windows -- --ignored --nocapture
 
 .PHONY: cost-of-rare-events

@@ -81,7 +81,7 @@ fn thirty_windows_leave_nothing_behind() {
 
 /// The long form: `make soak-windows`.
 #[test]
-#[ignore = "takes ten minutes"]
+#[ignore = "takes an hour"]
 fn two_thousand_windows_leave_nothing_behind() {
     alone(2000);
 }
