@@ -319,7 +319,12 @@ impl Attribution {
     fn hand_over(&mut self) {
         let Some(engine) = &mut self.engine else { return };
         let now = Instant::now();
-        for (identity, chosen) in self.chosen.iter_mut().filter(|(_, chosen)| chosen.hand_over_at <= now) {
+        let mut due = self.chosen.iter_mut().filter(|(_, chosen)| chosen.hand_over_at <= now).peekable();
+        if due.peek().is_none() {
+            return;
+        }
+        let status = engine.status();
+        for (identity, chosen) in due {
             chosen.handed_over(now);
             let pid = chosen.pid;
             let profile = engine.profile(Some(&[pid]));
@@ -334,7 +339,7 @@ impl Attribution {
                 wall: SystemTime::now(),
                 blocks: None,
                 rates: Some(rates),
-                slowdown_ratio_est: engine.status().iter().find(|status| status.pid == pid).map(|status| status.slowdown_ratio_est),
+                slowdown_ratio_est: status.iter().find(|status| status.pid == pid).map(|status| status.slowdown_ratio_est),
             };
             self.sources.board.publish(identity.process, attributed);
         }
