@@ -109,29 +109,35 @@ pub struct Held {
     pub class: u64,
 }
 
-/// What the caches of all threads hold, by ascending address. `None` if there is no thread with a cache of 5.3, or threads came and went all
-/// the time. `data`: that of the file with the page map.
+/// What the caches of all threads hold, by ascending address. `None` if there is no thread with a cache of 5.3, if threads came and went all
+/// the time, or if one's cache could not be read. `data`: that of the file with the page map.
 #[must_use]
 pub fn held_by_threads(memory: &dyn Memory, mapped: &[Range<u64>], data: &Data) -> Option<Vec<Held>> {
     let Ring { bins, .. } = find_ring(memory, mapped, data)?;
-    let mut held: Vec<Held> = bins.iter().flat_map(|bins| held_by(memory, bins)).collect();
+    let mut held = Vec::new();
+    for bins in &bins {
+        held.extend(held_by(memory, bins)?);
+    }
     held.sort_unstable();
     held.dedup_by_key(|held| held.addr);
     Some(held)
 }
 
-/// What one thread's bins hold. Its stacks follow one another: where they do not, there are no more bins.
-fn held_by(memory: &dyn Memory, bins: &[u8]) -> Vec<Held> {
+/// What one thread's bins hold; `None` if they cannot be read. Their stacks follow one another: where they do not, there are no more bins.
+fn held_by(memory: &dyn Memory, bins: &[u8]) -> Option<Vec<Held>> {
     let mut held = Vec::new();
     let mut end = None;
     for (class, at) in (0..).zip((0..=bins.len().saturating_sub(BIN_BYTES)).step_by(BIN_BYTES)) {
         let follows = |bin: &Bin| end.is_none_or(|before| before == bin.full);
-        let Some(bin) = bin_at(bins, at).filter(follows) else { break };
+        let Some(bin) = bin_at(bins, at).filter(follows) else {
+            // A thread without a cache has none; any other has those of the small classes.
+            return (class == 0 || class >= SMALL_CLASSES).then_some(held);
+        };
         end = Some(bin.empty);
-        let stack = memory.bytes(bin.head, usize::try_from(bin.empty - bin.head).unwrap_or(0)).unwrap_or_default();
+        let stack = memory.bytes(bin.head, usize::try_from(bin.empty - bin.head).ok()?)?;
         held.extend(stack.chunks_exact(8).map(|word| Held { addr: word_at(word, 0), class }));
     }
-    held
+    Some(held)
 }
 
 /// The threads' caches.
@@ -299,7 +305,8 @@ mod tests {
         assert_eq!(held_of(&memory, &bins, 4).unwrap(), HashSet::new());
         assert_eq!(held_of(&memory, &bins, 60).unwrap(), HashSet::new());
         assert!(offsets_of(&memory, thread(1) + 8).is_none(), "not the start of a thread's data");
-        let held: Vec<(u64, u64)> = bins.iter().flat_map(|bins| held_by(&memory, bins)).map(|held| (held.addr, held.class)).collect();
+        let held: Vec<(u64, u64)> =
+            bins.iter().flat_map(|bins| held_by(&memory, bins).unwrap()).map(|held| (held.addr, held.class)).collect();
         let class = CLASS as u64;
         assert_eq!(held, [(0x333, class), (0x111, class), (0x222, class)], "from the second thread of the ring on");
     }
@@ -312,6 +319,7 @@ mod tests {
         memory.write_word(thread(1) + CACHE + 8 + (BIN_BYTES * CLASS) as u64, 77);
         let bins = ring(&memory, thread(0), offsets).unwrap();
         assert!(held_of(&memory, &bins, CLASS as u64).is_none());
+        assert!(bins.iter().any(|bins| held_by(&memory, bins).is_none()), "nor what the thread holds");
         memory.write_word(thread(1) + LINK, thread(1));
         assert!(ring(&memory, thread(0), offsets).is_none());
     }
@@ -324,7 +332,7 @@ mod tests {
             memory.write(thread(0) + 8 * at, &bytes);
             if let Some(offsets) = offsets_of(&memory, thread(0)) {
                 let bins = ring(&memory, thread(0), offsets).unwrap_or_default();
-                let _ = (held_of(&memory, &bins, CLASS as u64), bins.iter().map(|bins| held_by(&memory, bins).len()).sum::<usize>());
+                let _ = (held_of(&memory, &bins, CLASS as u64), bins.iter().filter_map(|bins| held_by(&memory, bins)).count());
             }
         }
     }
