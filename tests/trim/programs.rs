@@ -95,7 +95,8 @@ pub(crate) fn redis() -> Option<Subject> {
     let socket = directory.path().join("socket");
     let mut command = Command::new(tool("redis-server")?);
     command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]).arg(&socket).arg("--dir").arg(directory.path());
-    let server = Process::start(&mut command);
+    // Free pages stay until they are asked for: by itself jemalloc gives them back after some seconds, and a call finds none.
+    let server = Process::start(command.env("MALLOC_CONF", "dirty_decay_ms:-1"));
     wait_until("redis listens", || socket.exists());
     Some(Subject::served(server, client("redis")?.arg(socket), vec![Box::new(directory)]))
 }
@@ -322,9 +323,7 @@ fn real_programs_go_on_as_before_after_calls_and_killed_commands() {
         let Some(row) = exercise(start, trims, 4, 0, 4, 7) else { continue };
         println!("{name}: {row:?}");
         assert!(row.failure.is_none() && row.masks == 0, "{name}: {row:?}");
-        // A redis that has had few requests may have nothing to give back.
-        let is_empty = name == "redis" && row.refused.keys().all(|why| why == "nothing");
-        assert!(name != "redis" && name != "fork, exec, cancel" || row.made > 0 || is_empty, "{name}: {row:?}");
+        assert!(name != "redis" && name != "fork, exec, cancel" || row.made > 0, "{name}: {row:?}");
     }
 }
 
