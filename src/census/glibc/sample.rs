@@ -24,6 +24,9 @@ const CONFIRMING_CHUNKS: u32 = 12;
 
 /// Share of windows without chunks above which the estimate is useless. The heap then has so few small chunks that a walk is cheap.
 pub const LOST_RATIO_MAX: f64 = 0.9;
+/// Windows without chunks, and none with, after which no more are read: were a tenth of the heap in small chunks, one would have been found
+/// with a probability of 98 %.
+const LOST_IN_A_ROW_MAX: u64 = 40;
 
 /// The estimate.
 #[derive(Debug, Clone, Copy, Default)]
@@ -114,17 +117,22 @@ pub fn estimate(memory: &dyn Memory, plans: &[RegionPlan], telling: &Telling, pa
     let mut windows: Vec<Window> = Vec::new();
     // Windows whose chunks were not found.
     let mut lost = 0u64;
+    let mut is_sparse = false;
     for _ in 0..walker.pacer.sample_windows() {
-        if walker.pacer.is_over() {
+        if walker.pacer.is_over() || windows.is_empty() && lost >= LOST_IN_A_ROW_MAX {
             break;
         }
         random = next(random);
         let Some((plan, middle)) = place(plans, random % total) else { continue };
-        let Some(start) = LEADS_BYTES.into_iter().find_map(|lead| boundary(&mut walker, &mut snapshot, plan, middle, lead)) else {
+        // Where the window before had few chunks, the shorter distance is not tried.
+        let mut leads = LEADS_BYTES.into_iter().skip(usize::from(is_sparse));
+        let Some(start) = leads.find_map(|lead| boundary(&mut walker, &mut snapshot, plan, middle, lead)) else {
             lost += 1;
+            is_sparse = true;
             continue;
         };
-        parse(&snapshot, start, &plan.bounds, &mut records);
+        let parsed = parse(&snapshot, start, &plan.bounds, &mut records);
+        is_sparse = (parsed.stop - start) / LEADS_BYTES[0] > records.len() as u64 / u64::from(CONFIRMING_CHUNKS);
         windows.push(window(&mut walker, &records, middle..middle.saturating_add(HALF_BYTES), telling));
     }
     let lost_share = lost as f64 / (lost as usize + windows.len()).max(1) as f64;
@@ -228,4 +236,44 @@ fn next(mut state: u64) -> u64 {
     state ^= state >> 7;
     state ^= state << 17;
     state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse::Bounds;
+    use super::*;
+    use crate::census::{Fixture, Pace};
+
+    const START: u64 = 0x1000_0000;
+    const BYTES: u64 = 4 << 20;
+
+    /// Of a heap in which `memory` has chunks that are all in use.
+    fn estimate_of(memory: &Fixture, bytes: u64) -> Estimate {
+        let bounds = Bounds { end: START + bytes, top: None, is_main: false, goes_on_after_top: false };
+        let plan = RegionPlan { start: START, bounds, arena: 0, arena_addr: 0 };
+        let telling = Telling { tcache_key: None, fast_sizes: Vec::new(), heaps: START..START + bytes, layout: Layout::with_bins_at(0) };
+        estimate(memory, &[plan], &telling, Pacer::start(Pace::default()))
+    }
+
+    #[test]
+    fn windows_of_small_and_of_middling_chunks_are_found() {
+        for chunk_bytes in [256, 4096] {
+            let mut memory = Fixture::default();
+            memory.write(START, &vec![0xff; BYTES as usize]);
+            for at in (START..START + BYTES).step_by(chunk_bytes as usize) {
+                memory.write_word(at + 8, chunk_bytes | 1);
+            }
+            let estimate = estimate_of(&memory, BYTES);
+            assert!(estimate.lost_ratio() < 0.1, "{chunk_bytes}: {estimate:?}");
+            assert!(estimate.live_bytes_est.abs_diff(BYTES) < BYTES / 50, "{chunk_bytes}: {estimate:?}");
+        }
+    }
+
+    #[test]
+    fn a_heap_in_which_no_window_shows_chunks_is_left_after_few() {
+        // So large that none of them is where the heap begins, from where each is found.
+        let estimate = estimate_of(&Fixture::default(), 1 << 40);
+        assert_eq!((estimate.quality.broken_headers, estimate.quality.windows), (LOST_IN_A_ROW_MAX, 0), "{estimate:?}");
+        assert!(estimate.lost_ratio() > LOST_RATIO_MAX, "{estimate:?}");
+    }
 }
