@@ -8,7 +8,7 @@ use std::ops::{ControlFlow, Range};
 
 use super::layout_cache::ByBuildId;
 use super::memory::{Memory, Piece, is_user_address, word_at};
-use super::objects::{Data, ObjectData, Objects, anonymous_ranges, joined, range_of, read_present};
+use super::objects::{Data, ObjectData, Objects, anonymous_ranges, joined, range_of};
 use crate::heap::residency::page_bytes;
 use crate::process::Maps;
 
@@ -322,10 +322,14 @@ pub fn try_visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl F
     const NODES_MAX: usize = 4096;
     /// Read at once.
     const WINDOW_BYTES: usize = 64 << 10;
-    let children = |at: u64, words: u64| -> Vec<(u64, u64)> {
-        let bytes = read_present(memory, at..at.saturating_add(words * 8));
-        let words = bytes.chunks_exact(8).map(|word| word_at(word, 0)).enumerate();
-        words.filter(|&(_, word)| is_node(word, shape)).map(|(index, word)| (index as u64, word)).take(NODES_MAX).collect()
+    let mut window = vec![0u8; WINDOW_BYTES];
+    let mut children = |at: u64, words: u64| -> Vec<(u64, u64)> {
+        let mut found = Vec::new();
+        let _ = entries_of(memory, at..at.saturating_add(words * 8), 8, &mut window, |index, entry| {
+            found.extend(is_node(entry.first, shape).then_some((index, entry.first)));
+            if found.len() < NODES_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        found
     };
     let mut leaves: Vec<(u64, u64)> = Vec::new();
     for (index, child) in children(root, shape.root_words) {
@@ -338,26 +342,36 @@ pub fn try_visit(memory: &dyn Memory, root: u64, shape: Shape, mut visit: impl F
         }
         leaves.truncate(NODES_MAX);
     }
-    // A leaf is up to 2 MiB, mostly never touched.
-    let mut window = vec![0u8; WINDOW_BYTES];
     for (first, leaf) in leaves {
-        let entries = leaf.saturating_add(shape.leaf_offset);
-        let range = entries..leaf.saturating_add(shape.leaf_bytes());
-        let Ok(runs) = memory.page_runs(range.clone()) else { continue };
-        for run in runs.within(range).filter(|run| run.state.present) {
-            let mut at = run.start;
-            while at < run.end {
-                let bytes = usize::try_from(run.end - at).unwrap_or(WINDOW_BYTES).min(WINDOW_BYTES);
-                let Some(part) = window.get_mut(..bytes) else { break };
-                let read = memory.read_pieces(&[Piece { addr: at, bytes }], part);
-                let slots = (at - entries) / shape.entry_bytes() as u64..;
-                for (slot, entry) in slots.zip(part.get(..read).unwrap_or_default().chunks_exact(shape.entry_bytes()).map(Entry::of)) {
-                    if entry.first != 0 {
-                        visit(first + (slot << shape.page_bits), entry)?;
-                    }
+        let entries = leaf.saturating_add(shape.leaf_offset)..leaf.saturating_add(shape.leaf_bytes());
+        entries_of(memory, entries, shape.entry_bytes(), &mut window, |slot, entry| visit(first + (slot << shape.page_bits), entry))?;
+    }
+    ControlFlow::Continue(())
+}
+
+/// Visits the entries of a table that are not 0, with their numbers. It may have 2 MiB, most of which was never touched: only what is present
+/// is read, a window at a time.
+fn entries_of(
+    memory: &dyn Memory,
+    table: Range<u64>,
+    entry_bytes: usize,
+    window: &mut [u8],
+    mut visit: impl FnMut(u64, Entry) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    let Ok(runs) = memory.page_runs(table.clone()) else { return ControlFlow::Continue(()) };
+    for run in runs.within(table.clone()).filter(|run| run.state.present) {
+        let mut at = run.start;
+        while at < run.end {
+            let bytes = usize::try_from(run.end - at).unwrap_or(usize::MAX).min(window.len());
+            let Some(part) = window.get_mut(..bytes).filter(|part| !part.is_empty()) else { break };
+            let read = memory.read_pieces(&[Piece { addr: at, bytes }], part);
+            let numbers = (at - table.start) / entry_bytes as u64..;
+            for (number, entry) in numbers.zip(part.get(..read).unwrap_or_default().chunks_exact(entry_bytes).map(Entry::of)) {
+                if entry.first != 0 {
+                    visit(number, entry)?;
                 }
-                at += bytes as u64;
             }
+            at += bytes as u64;
         }
     }
     ControlFlow::Continue(())

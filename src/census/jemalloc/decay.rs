@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::super::memory::{Memory, word_at};
-use super::metadata::Block;
 
 /// `SMOOTHSTEP_NSTEPS`.
 const STEPS: u64 = 200;
@@ -40,20 +39,23 @@ pub struct Decay {
     pub muzzy_ms: i64,
 }
 
-/// Finds the times of each arena by its number. `object` is where jemalloc's code and data are mapped.
+/// Where in the first block of an arena's memory the two structures begin: the same in each process with the same file.
+pub type Places = [usize; 2];
+
+/// Finds the times of each arena by its number. `blocks` are those of jemalloc's own memory, and `object` is where its code and data are
+/// mapped. `places` is what another process showed, and afterwards what this one did.
 #[must_use]
-pub fn find(memory: &dyn Memory, blocks: &[Block], object: &Range<u64>) -> BTreeMap<u32, Decay> {
+pub fn find(memory: &dyn Memory, blocks: &[Range<u64>], object: &Range<u64>, places: &mut Option<Places>) -> BTreeMap<u32, Decay> {
     let mut found = BTreeMap::new();
-    let mut places: Option<[usize; 2]> = None;
     let mut left = SEARCHED_BYTES_MAX;
     for block in blocks {
-        let Some(arena) = arena_of(memory, block, object) else { continue };
-        let known = places.and_then(|places| read_at(memory, block, places));
+        let Some(arena) = arena_of(memory, block.start, object) else { continue };
+        let known = places.and_then(|places| read_at(memory, block.start, places));
         let decay = known.or_else(|| {
-            let bytes = block.used_bytes.min(SEARCHED_BYTES).min(left);
+            let bytes = (block.end - block.start).min(SEARCHED_BYTES).min(left);
             left -= bytes;
-            let (there, decay) = search(memory, block.addr, bytes)?;
-            places = Some(there);
+            let (there, decay) = search(memory, block.start, bytes)?;
+            *places = Some(there);
             Some(decay)
         });
         found.extend(decay.map(|decay| (arena, decay)));
@@ -62,24 +64,24 @@ pub fn find(memory: &dyn Memory, blocks: &[Block], object: &Range<u64>) -> BTree
 }
 
 /// The number of the arena whose memory begins with this block.
-fn arena_of(memory: &dyn Memory, block: &Block, object: &Range<u64>) -> Option<u32> {
-    let header = memory.bytes(block.addr, BASE_AT.end)?;
+fn arena_of(memory: &dyn Memory, block: u64, object: &Range<u64>) -> Option<u32> {
+    let header = memory.bytes(block, BASE_AT.end)?;
     BASE_AT.step_by(8).find_map(|at| {
         let (number, hooks) = (word_at(&header, at), word_at(&header, at + 8));
         (number < ARENAS_MAX && object.contains(&hooks)).then(|| u32::try_from(number).ok())?
     })
 }
 
-fn read_at(memory: &dyn Memory, block: &Block, places: [usize; 2]) -> Option<Decay> {
+fn read_at(memory: &dyn Memory, block: u64, places: Places) -> Option<Decay> {
     let [dirty_ms, muzzy_ms] = places.map(|place| {
-        let addr = block.addr.checked_add(place as u64)?;
+        let addr = block.checked_add(place as u64)?;
         time_ms(&memory.bytes(addr, FIELDS_BYTES)?, addr)
     });
     Some(Decay { dirty_ms: dirty_ms?, muzzy_ms: muzzy_ms? })
 }
 
 /// The two structures in a block, and where their times lie in it.
-fn search(memory: &dyn Memory, addr: u64, bytes: u64) -> Option<([usize; 2], Decay)> {
+fn search(memory: &dyn Memory, addr: u64, bytes: u64) -> Option<(Places, Decay)> {
     let mut block = vec![0u8; usize::try_from(bytes).ok()?];
     let read = memory.read(addr, &mut block);
     let block = block.get(..read)?;
@@ -116,7 +118,29 @@ fn time_ms(fields: &[u8], addr: u64) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::Fixture;
     use super::*;
+
+    #[test]
+    fn places_of_another_process_are_tried_first_and_others_searched_for() {
+        const BLOCK: u64 = 0x7f00_0000_0000;
+        const OBJECT: Range<u64> = 0x6000_0000..0x6010_0000;
+        let mut memory = Fixture::default();
+        memory.write(BLOCK, &[0; 16 << 10]);
+        memory.write_word(BLOCK + 192, 3);
+        memory.write_word(BLOCK + 200, OBJECT.start + 64);
+        for (at, time) in [(4096, 10_000), (4096 + 2048, 20_000)] {
+            let step = time * 1_000_000 / STEPS;
+            let words = [time, step, 1 << 40, 77, (1 << 40) + step];
+            words.into_iter().enumerate().for_each(|(index, word)| memory.write_word(BLOCK + at + 8 * index as u64, word));
+        }
+        let expected = BTreeMap::from([(3, Decay { dirty_ms: 10_000, muzzy_ms: 20_000 })]);
+        for before in [None, Some([4096, 6144]), Some([512, 640])] {
+            let mut places = before;
+            assert_eq!(find(&memory, std::slice::from_ref(&(BLOCK..BLOCK + (2 << 20))), &OBJECT, &mut places), expected, "{before:?}");
+            assert_eq!(places, Some([4096, 6144]), "{before:?}");
+        }
+    }
 
     fn fields(words: [u64; 5]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()

@@ -17,7 +17,7 @@ use super::block::{Held, held_by_threads};
 use super::metadata::Block;
 use super::record::{ACTIVE, Agreement, DIRTY, Extent, Form, MUZZY, Pages, RETAINED, is_region_free};
 use super::telling::Telling;
-use super::{NO_ARENA, POINTER_MASK, add_decay, layout, one_word, own_blocks, pages_of, read_record};
+use super::{NO_ARENA, POINTER_MASK, layout, one_word, own_blocks, pages_of, read_record};
 use crate::allocator::Allocator;
 
 /// Words of the page map whose records are read together: 1 MiB of records where they lie side by side.
@@ -346,7 +346,7 @@ impl<'a> Reading<'a> {
         self.extents.extend(blocks.iter().map(|block| (NO_ARENA, block.range())));
         self.extents.sort_unstable_by_key(|(_, range)| range.start);
         self.table.sort_regions();
-        let Self { memory, sums, table, mut pages, extents, arenas, torn, build, held, .. } = self;
+        let Self { sums, table, mut pages, extents, arenas, torn, build, held, .. } = self;
         let mut account = HeapAccount::new(Allocator::Jemalloc, layout(build.form(), build.pages, found));
         account.ladder.extent_bytes = sums.extent;
         account.ladder.resident_bytes = sums.resident;
@@ -367,7 +367,6 @@ impl<'a> Reading<'a> {
         account.dirty_bytes = total(|arena| arena.dirty_bytes);
         account.muzzy_bytes = total(|arena| arena.muzzy_bytes);
         account.retained_bytes = total(|arena| arena.retained_bytes);
-        add_decay(&mut account, memory, &blocks, found);
         account.largest_free_bytes = Some(sums.largest_free);
         account.size_classes = Sums::of(&table, &mut []).size_classes;
         let occupancy = occupancy_of(&table, &mut pages);

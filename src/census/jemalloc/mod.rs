@@ -23,6 +23,7 @@ use self::record::{ACTIVE, BITMAP_AT, BITS, CLASSES, Extent, Form, Pages, SIZE_C
 use self::telling::Telling;
 use super::account::{ArenaAccount, HeapAccount, Level};
 use super::chunks::ChunkTable;
+use super::layout_cache::ByBuildId;
 use super::memory::{Memory, MemoryError, is_user_address, word_at};
 use super::objects::{Data, Objects, joined, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
@@ -94,9 +95,14 @@ const POINTER_MASK: u64 = ((1 << 48) - 1) & !63;
 /// The number that jemalloc gives to what belongs to no arena, its own memory.
 const NO_ARENA: u32 = 4095;
 
-/// Where each shape of page map was found.
+/// What was found before in files.
 #[derive(Debug, Default)]
-struct LayoutCache([Roots; SHAPES.len()]);
+struct LayoutCache {
+    /// Page maps of each shape.
+    roots: [Roots; SHAPES.len()],
+    /// Where an arena's decay times are.
+    decay: ByBuildId<decay::Places>,
+}
 
 /// Reads jemalloc's heaps.
 #[derive(Debug, Default)]
@@ -128,7 +134,7 @@ fn find_page_map(
     mapped: &[Range<u64>],
     layouts: &mut LayoutCache,
 ) -> Option<(Shape, PageMapRoot)> {
-    shapes(memory).iter().zip(&mut layouts.0).find_map(|(&shape, roots)| {
+    shapes(memory).iter().zip(&mut layouts.roots).find_map(|(&shape, roots)| {
         let owns = |entry, addr| owns(memory, mapped, one_word(entry, shape), addr, pages_of(shape));
         let found = radix::find(memory, maps, objects, shape, roots, owns)?;
         leads_to_extents(memory, mapped, found.root, shape).then_some((shape, found))
@@ -189,11 +195,18 @@ fn take(
 ) -> Result<Option<HeapWalk>, MemoryError> {
     let mapped = unbacked_ranges(maps);
     let Some((shape, found)) = find_page_map(memory, maps, objects, &mapped, layouts) else { return Ok(None) };
-    let data = objects.iter().find(|one| one.object() == &found.object).map(|one| one.data()).unwrap_or_default();
-    let walk = match level {
+    let owner = objects.iter().find(|one| one.object() == &found.object);
+    let data = owner.map(|one| one.data()).unwrap_or_default();
+    let mut walk = match level {
         Level::Full => full::take(memory, &found, shape, &mapped, &data),
         Level::Top | Level::Sampled => quick(memory, &found, shape, &mapped, &data, level),
     };
+    let build_id = owner.and_then(|one| one.build_id());
+    let mut places = layouts.decay.get(build_id.as_ref());
+    add_decay(memory, &mut walk, &found, &mut places);
+    if let Some(places) = places {
+        layouts.decay.remember(build_id.as_ref(), places);
+    }
     // A page map that leads to no extent is not one.
     Ok(Some(walk).filter(|walk| walk.extents.iter().any(|&(arena, _)| arena != NO_ARENA)))
 }
@@ -204,10 +217,14 @@ fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range
     let pages = pages_of(shape);
     let is_sampled = level == Level::Sampled;
     let mut telling = Telling::default();
+    let mut mapping = 0..0;
     radix::visit(memory, found.root, shape, |page, entry| {
         let word = one_word(entry, shape);
         let record = word & POINTER_MASK;
-        if !is_user_address(record) || range_of(mapped, page).is_none() {
+        if !mapping.contains(&page) {
+            mapping = range_of(mapped, page).cloned().unwrap_or_default();
+        }
+        if !is_user_address(record) || mapping.is_empty() {
             return;
         }
         telling.word(word);
@@ -254,15 +271,16 @@ fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range
         }
     }
     account.arenas = by_arena.into_values().collect();
-    add_decay(&mut account, memory, &blocks, found);
     quality.judge(account.ladder.extent_bytes, true);
     HeapWalk { account, quality, chunks: ChunkTable::default(), extents }
 }
 
-/// Adds the arenas' decay times.
-fn add_decay(account: &mut HeapAccount, memory: &dyn Memory, blocks: &[Block], found: &PageMapRoot) {
+/// Adds the arenas' decay times. `places`: as far as they are known.
+fn add_decay(memory: &dyn Memory, walk: &mut HeapWalk, found: &PageMapRoot, places: &mut Option<decay::Places>) {
     let object = found.object.base..found.object.range.end;
-    let times = decay::find(memory, blocks, &object);
+    let own: Vec<Range<u64>> = walk.extents.iter().filter(|(arena, _)| *arena == NO_ARENA).map(|(_, range)| range.clone()).collect();
+    let times = decay::find(memory, &own, &object, places);
+    let account = &mut walk.account;
     for arena in &mut account.arenas {
         let own = u32::try_from(arena.address).ok().and_then(|number| times.get(&number));
         arena.dirty_decay_ms = own.map(|own| own.dirty_ms);
