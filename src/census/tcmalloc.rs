@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::account::HeapAccount;
 use super::chunks::{ChunkState, ChunkTable};
 use super::memory::{Memory, MemoryError, USER_END, is_user_address, word_at, word32_at};
-use super::objects::{Objects, range_of, unbacked_ranges};
+use super::objects::{Objects, joined, range_of, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::radix::{self, Roots, Shape};
@@ -92,14 +92,18 @@ fn take(
     let mapped = unbacked_ranges(maps);
     let layout = format!("gperftools tcmalloc, page map in {}, {} size classes", found.object.name, classes.len() - 1);
     let mut account = HeapAccount::new(Allocator::Tcmalloc, layout);
-    (account.ladder.live_bytes, account.live_allocations) = (Some(0), Some(0));
-    let mut extents: Vec<(u32, Range<u64>)> = Vec::new();
-    let (mut torn, mut trimmable, mut free, mut free_spans) = (0u64, 0u64, 0u64, 0u64);
-    let mut pages = PageCache::new(memory);
-    let mut chunks = ChunkTable::default();
     let mut addrs: Vec<u64> = spans.iter().map(|&(span, _)| span).collect();
     addrs.dedup();
+    let mut extents: Vec<Range<u64>> = Vec::new();
+    let (mut torn, mut trimmable, mut free, mut free_spans) = (0u64, 0u64, 0u64, 0u64);
+    let (mut live, mut live_count) = (0u64, 0u64);
+    let mut pages = PageCache::new(memory);
+    let mut chunks = ChunkTable::default();
+    let mut mapping = 0..0;
+    let mut rest = spans.as_slice();
     radix::read_records(memory, &addrs, SPAN_BYTES, |addr, bytes| {
+        // Both go by ascending address.
+        let entries = rest.split_off(..rest.iter().take_while(|&&(span, _)| span <= addr).count()).unwrap_or_default();
         let Some(bytes) = bytes else {
             torn += 1;
             return;
@@ -109,16 +113,19 @@ fn take(
             return;
         }
         let range = start << SHAPE.page_bits..(start + length) << SHAPE.page_bits;
-        if spans.binary_search(&(addr, range.start)).is_err() {
+        if !entries.contains(&(addr, range.start)) {
             return;
         }
-        if range_of(&mapped, range.start).is_none_or(|mapping| range.end > mapping.end) {
+        if !mapping.contains(&range.start) {
+            mapping = range_of(&mapped, range.start).cloned().unwrap_or_default();
+        }
+        if mapping.is_empty() || range.end > mapping.end {
             torn += 1;
             return;
         }
         let (count, class, location) = (u64::from(bits & 0xffff), (bits >> 16 & 0xff) as usize, bits >> 24 & 3);
         let size = length * PAGE_BYTES;
-        let live = match (location, class) {
+        let own = match (location, class) {
             (IN_USE, 0) => (size, 1),
             (IN_USE, class) => match classes.get(class) {
                 Some(&object) if count.saturating_mul(object) <= size => (count * object, count),
@@ -131,27 +138,33 @@ fn take(
         };
         if keeps_chunks {
             let object = if location == IN_USE { classes.get(class).copied() } else { None };
-            add_chunks(memory, &range, object.filter(|_| class > 0), (location == IN_USE, live.1), word_at(bytes, 32), &mut chunks);
+            add_chunks(memory, &range, object.filter(|_| class > 0), (location == IN_USE, own.1), word_at(bytes, 32), &mut chunks);
         }
-        let residency = pages.residency(range.clone());
         account.ladder.extent_bytes += size;
-        account.ladder.resident_bytes += residency.resident_bytes;
-        account.details.swapped_bytes += residency.swapped_bytes;
-        account.details.huge_bytes += residency.huge_bytes;
-        account.ladder.live_bytes = account.ladder.live_bytes.map(|bytes| bytes + live.0);
-        account.live_allocations = account.live_allocations.map(|count| count + live.1);
-        free += size - live.0;
+        (live, live_count) = (live + own.0, live_count + own.1);
+        free += size - own.0;
         if location != IN_USE {
             free_spans += 1;
         }
         if location == ON_NORMAL_FREELIST {
             // TCMalloc_SystemRelease (system-alloc.cc) gives back the kernel's pages that lie within the span.
-            let whole = page_up(range.start)..page_down(range.end);
-            trimmable += if whole == range { residency.resident_bytes } else { pages.residency(whole).resident_bytes };
+            trimmable += pages.residency(page_up(range.start)..page_down(range.end)).resident_bytes;
         }
-        extents.push((0, range));
+        match extents.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            Some(last) if last.start == range.end => last.start = range.start,
+            _ => extents.push(range),
+        }
     });
-    extents.sort_by_key(|(_, range)| range.start);
+    extents.sort_unstable_by_key(|range| range.start);
+    let extents = joined(&extents);
+    for range in &extents {
+        let residency = pages.residency(range.clone());
+        account.ladder.resident_bytes += residency.resident_bytes;
+        account.details.swapped_bytes += residency.swapped_bytes;
+        account.details.huge_bytes += residency.huge_bytes;
+    }
+    (account.ladder.live_bytes, account.live_allocations) = (Some(live), Some(live_count));
     account.free_bytes = Some(free);
     account.free_chunks = Some(free_spans);
     account.ladder.trimmable_bytes = Some(trimmable);
@@ -159,7 +172,12 @@ fn take(
     quality.judge(account.ladder.extent_bytes, torn.saturating_mul(100) <= addrs.len() as u64);
     chunks.sort_regions();
     // A page map that leads to no span is not one.
-    Ok((account.ladder.extent_bytes > 0).then_some(HeapWalk { account, quality, chunks, extents }))
+    Ok((account.ladder.extent_bytes > 0).then_some(HeapWalk {
+        account,
+        quality,
+        chunks,
+        extents: extents.into_iter().map(|range| (0, range)).collect(),
+    }))
 }
 
 /// Adds a span's objects, or the span if it has none. `first` leads to the first of those on its own list.
