@@ -128,7 +128,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say!("fragprof: {}", sanitize::lines(&format!("{error:#}")));
+            say!("fragprof: {}", sanitize::lines(&sentence(&error)));
             if let Some(passed) = error.downcast_ref::<record::Passed>() {
                 return ExitCode::from(passed.code);
             }
@@ -136,6 +136,19 @@ pub fn main() -> ExitCode {
             ExitCode::from(status as u8)
         }
     }
+}
+
+/// An error with its causes, without those that it names itself.
+fn sentence(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Log lines go to standard error: warnings by default, more with `FRAGPROF_LOG=debug`. In colours on a terminal, unless `NO_COLOR` is set
@@ -155,4 +168,24 @@ fn logging() {
         .without_time()
         .with_target(false)
         .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot read {path}: {source}")]
+    struct Unreadable {
+        path: &'static str,
+        source: std::io::Error,
+    }
+
+    #[test]
+    fn a_cause_that_an_error_names_itself_is_not_named_again() {
+        let unreadable = || Unreadable { path: "/a", source: std::io::Error::other("is gone") };
+        assert_eq!(sentence(&unreadable().into()), "cannot read /a: is gone");
+        assert_eq!(sentence(&anyhow::Error::from(unreadable()).context("no sites")), "no sites: cannot read /a: is gone");
+        assert_eq!(sentence(&anyhow::Error::from(std::io::Error::other("is gone")).context("no sites")), "no sites: is gone");
+    }
 }
