@@ -279,13 +279,15 @@ static __always_inline bool fp_switch_off(struct fp_target *target)
 
 /* Counts a hit, and switches the target off when its quota is spent or its window is over: a burst must not cost more than is allowed,
  * and a window must not be longer than planned, however late the daemon gets to run. */
-static __always_inline void fp_spend(struct fp_target *target, bool frees)
+static __always_inline void fp_spend(struct fp_target *target, __u64 cookie)
 {
 	bool spent, over;
 	__u64 now;
 
-	if (frees)
+	if (FP_COOKIE_OP(cookie) == FP_OP_FREE || FP_COOKIE_OP(cookie) == FP_OP_LARGE_FREE)
 		__sync_fetch_and_add(&target->hits_free, 1);
+	if (FP_COOKIE_STEPPED(cookie))
+		__sync_fetch_and_add(&target->hits_stepped, 1);
 	spent = fp_count_hit(target) >= target->quota_end;
 	if (!(target->flags & FP_TARGET_ON))
 		return;
@@ -326,7 +328,7 @@ static __always_inline struct fp_target *fp_target_on(__u64 cookie)
 		return NULL;
 	}
 	if (target->flags & FP_TARGET_GOVERNED)
-		fp_spend(target, FP_COOKIE_OP(cookie) == FP_OP_FREE || FP_COOKIE_OP(cookie) == FP_OP_LARGE_FREE);
+		fp_spend(target, cookie);
 	if (target->flags & FP_TARGET_ON && !fp_has_left(cookie))
 		return target;
 	fp_count(target, FP_CNT_HIT_OFF);

@@ -359,7 +359,8 @@ struct fp_target {
 					 * this reason or because the window was over, the value at that moment */
 	unsigned long long closed_ns;  /* when they did so, CLOCK_MONOTONIC; 0 = they did not */
 	unsigned long long deadline_ns; /* when the window is over, CLOCK_MONOTONIC: the first hit after it switches the target off */
-	unsigned long long epoch;      /* of probes for large blocks: a new number each time that they are attached */
+	unsigned int epoch;       /* of probes for large blocks: a new number each time that they are attached */
+	unsigned int hits_stepped; /* of the hits, at instructions that the kernel single-steps; begins again at 0 after the last number */
 	unsigned long long returns;    /* returns that were probed */
 	unsigned long long programs_ns; /* time that the programs took at entries and returns, without those that were interrupted by another
 					 * thread */
@@ -406,6 +407,7 @@ enum fp_cookie_shift {
 	 * its memory. */
 	FP_COOKIE_VFORK_SHIFT = 59,
 	FP_COOKIE_COUNT_ALIGNS_SHIFT = 60, /* 1 bit: count_reg has the alignment in bytes */
+	FP_COOKIE_STEPPED_SHIFT = 61, /* 1 bit: the kernel single-steps the instruction at the site, instead of emulating it */
 	/* For a probe of the program's own (USDT), with the slot at the same position: 16 bits, the number of the row with the locations of the
 	 * arguments. */
 	FP_USDT_COOKIE_SITE_SHIFT = 16,
@@ -426,6 +428,7 @@ enum fp_no_register {
 #define FP_COOKIE_FREES_ON_FAILURE(c) FP_COOKIE_FIELD(c, FP_COOKIE_FREES_ON_FAILURE_SHIFT, 1)
 #define FP_COOKIE_HOLDS_CHUNK(c) FP_COOKIE_FIELD(c, FP_COOKIE_HOLDS_CHUNK_SHIFT, 1)
 #define FP_COOKIE_COUNT_ALIGNS(c) FP_COOKIE_FIELD(c, FP_COOKIE_COUNT_ALIGNS_SHIFT, 1)
+#define FP_COOKIE_STEPPED(c) FP_COOKIE_FIELD(c, FP_COOKIE_STEPPED_SHIFT, 1)
 #define FP_COOKIE_VFORK(c) FP_COOKIE_FIELD(c, FP_COOKIE_VFORK_SHIFT, 1)
 #define FP_USDT_COOKIE_SITE(c) FP_COOKIE_FIELD(c, FP_USDT_COOKIE_SITE_SHIFT, 0xffff)
 

@@ -21,7 +21,7 @@ struct fp_call {
 /* The open calls of a thread, as one set of probes sees them. */
 struct fp_calls {
 	struct fp_call open[FP_CALLS_MAX];
-	__u64 epoch;      /* of the probes for large blocks at which they were entered (struct fp_target) */
+	__u32 epoch;      /* of the probes for large blocks at which they were entered (struct fp_target) */
 	__u32 depth;      /* number of them */
 	__u32 slot;       /* of the target whose probes saw the last one: its stack is defined for that target alone */
 };

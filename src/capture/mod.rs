@@ -13,7 +13,7 @@
 //! Threads are started afterwards.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::bpf::{self, Counter};
@@ -192,6 +192,8 @@ pub struct Hits {
     pub allocations: u64,
     /// Hits at functions that free.
     pub frees: u64,
+    /// Of both, those at instructions that the kernel single-steps, modulo 2^32.
+    pub stepped: u32,
     /// Probed returns.
     pub returns: u64,
     /// Run time of the programs for all of these, in nanoseconds, while the target was on.
@@ -243,7 +245,7 @@ pub struct Capture {
     tables: Tables,
     rows: Mutex<usdt::Rows>,
     /// How often size-selective probes were attached, in any process.
-    epochs: AtomicU64,
+    epochs: AtomicU32,
     /// Programs that run for every process: address space, process life cycle.
     _machine_wide: Vec<Link>,
     /// The program that counts first touches of pages, while a recording needs it.
@@ -275,7 +277,7 @@ impl Capture {
             targets,
             tables,
             rows: Mutex::default(),
-            epochs: AtomicU64::new(0),
+            epochs: AtomicU32::new(0),
             _machine_wide: machine_wide,
             touches: Mutex::default(),
         })

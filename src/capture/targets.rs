@@ -54,6 +54,7 @@ impl TargetTable {
         row.mm_id.store(u64::from(pid.0), Ordering::Relaxed);
         let spent = [&row.hits, &row.hits_free, &row.returns, &row.programs_ns];
         let governed = [&row.touch_interval, &row.quota_end, &row.closed_ns, &row.deadline_ns].into_iter().chain(spent);
+        row.hits_stepped.store(0, Ordering::Relaxed);
         for count in [&row.lost_alloc, &row.lost_free, &row.lost_other, &row.abandoned].into_iter().chain(governed) {
             count.store(0, Ordering::Relaxed);
         }
@@ -121,7 +122,7 @@ impl TargetTable {
     }
 
     /// Tells the programs that size-selective probes are being attached again.
-    pub fn begin_epoch(&self, slot: Slot, epoch: u64) {
+    pub fn begin_epoch(&self, slot: Slot, epoch: u32) {
         self.row(slot).epoch.store(epoch, Ordering::Release);
     }
 
@@ -139,6 +140,7 @@ impl TargetTable {
         Hits {
             allocations: all.saturating_sub(frees),
             frees,
+            stepped: row.hits_stepped.load(Ordering::Relaxed),
             returns: row.returns.load(Ordering::Relaxed),
             programs_ns: row.programs_ns.load(Ordering::Relaxed),
             off_at: (!is_on && quota_end <= all).then_some(quota_end),

@@ -313,10 +313,11 @@ fn write_file(file: &FilePlan, out: &mut dyn Write) -> io::Result<()> {
     for site in &file.sites {
         writeln!(
             out,
-            "    {:<name_columns$}  {:<instruction_columns$}  {} ({})",
+            "    {:<name_columns$}  {:<instruction_columns$}  {}{} ({})",
             site.function.name(),
             instruction(site),
             site.placement.reason.text(),
+            if site.cookie.stepped { "; single-stepped, which takes several times as long" } else { "" },
             arguments(site).iter().map(|(role, register)| format!("{role} in {}", register.name())).collect::<Vec<_>>().join(", "),
         )?;
     }

@@ -149,7 +149,7 @@ impl LargePace {
 mod tests {
     use super::*;
 
-    const COSTS: HitCosts = HitCosts { allocation_ns: 2_000.0, free_ns: 1_000.0, spread: 0.1, traps: None };
+    const COSTS: HitCosts = HitCosts { allocation_ns: 2_000.0, free_ns: 1_000.0, spread: 0.1, traps: None, step_ns: 0.0 };
     const BUDGET: f64 = 0.01;
 
     /// A target with so many large pairs in each second; after how many seconds they were removed, and why.

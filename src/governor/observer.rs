@@ -489,7 +489,7 @@ mod tests {
         assert_eq!(of(&window.close(20 * MS, &FREE_OF_COST, &WindowTimes::default()), 1)[1].count, 1.0);
     }
 
-    const COSTS: HitCosts = HitCosts { allocation_ns: 1_000.0, free_ns: 0.0, spread: 0.0, traps: None };
+    const COSTS: HitCosts = HitCosts { allocation_ns: 1_000.0, free_ns: 0.0, spread: 0.0, traps: None, step_ns: 0.0 };
 
     fn times(run_s: f64, threads: &[(u32, f64, f64)]) -> WindowTimes {
         let threads =

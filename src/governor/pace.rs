@@ -78,11 +78,17 @@ pub struct WindowCost {
     pub tier: Tier,
 }
 
+/// Hits from which their mean cost is taken for that of the next ones.
+const HITS_TOLD_MIN: u64 = 100;
+/// The least that a hit is taken to cost, seconds.
+const HIT_MIN_S: f64 = 1e-7;
+
 /// One target's pace.
 #[derive(Debug, Clone)]
 pub struct Pace {
     budget: f64,
-    costs: HitCosts,
+    /// Mean cost of a hit, seconds: by the calibration, and then of the hits that were met.
+    hit_s: f64,
     /// Mean seconds lost in a second of an open window; `None` before the first.
     lost: Option<f64>,
     /// Mean seconds lost before and after a window.
@@ -110,7 +116,7 @@ impl Pace {
     pub fn new(budget: f64, load: f64, costs: HitCosts) -> Self {
         Self {
             budget: budget.clamp(BUDGET_MIN, 1.0),
-            costs,
+            hit_s: costs.mean_s(),
             lost: None,
             around_s: AROUND_WINDOW_S,
             windows: 0,
@@ -213,6 +219,14 @@ impl Pace {
         self.debt_s = (self.debt_s - self.budget * run_s).max(-SAVED_S * self.allowed());
     }
 
+    /// Learns what a hit of this target costs. Those of another one's, or the calibration's, are a guess: stacks have other depths, and some
+    /// functions have no instruction that the kernel emulates.
+    pub fn learn(&mut self, hits: u64, spent_s: f64) {
+        if hits >= HITS_TOLD_MIN {
+            self.hit_s = spent_s / hits as f64;
+        }
+    }
+
     /// A window was closed, or a period of a full trace is over.
     pub fn spent(&mut self, cost: WindowCost) {
         // A thread loses at most the time that passes; more threads than run on average may be hit.
@@ -260,7 +274,7 @@ impl Pace {
     /// Hits after which a window closes early. Short windows cannot cost more than their own time.
     #[must_use]
     pub fn quota(&self, class: WindowClass) -> u64 {
-        let hits = |seconds: f64| (seconds / self.costs.mean_s()) as u64;
+        let hits = |seconds: f64| (seconds / self.hit_s.max(HIT_MIN_S)) as u64;
         match class {
             // Far more than any machine can do in that time.
             WindowClass::Short | WindowClass::Medium => u64::from(u32::MAX),
@@ -274,7 +288,7 @@ impl Pace {
     pub fn full_quota(&self) -> u64 {
         let minute_s = SAVED_S * self.allowed();
         let burst_s = if self.lost.is_some() { minute_s.clamp(TRIAL_S, STALL_MAX_S) } else { minute_s.min(TRIAL_S) };
-        (((self.allowed() + burst_s) / self.costs.mean_s()) as u64).max(1)
+        (((self.allowed() + burst_s) / self.hit_s.max(HIT_MIN_S)) as u64).max(1)
     }
 
     /// The classes of windows that the target's budget allows, each with its period.
@@ -307,7 +321,7 @@ mod tests {
     use super::*;
     use crate::governor::schedule::Schedule;
 
-    const COSTS: HitCosts = HitCosts { allocation_ns: 2_000.0, free_ns: 1_000.0, spread: 0.1, traps: None };
+    const COSTS: HitCosts = HitCosts { allocation_ns: 2_000.0, free_ns: 1_000.0, spread: 0.1, traps: None, step_ns: 0.0 };
 
     /// Runs a target that does `pairs_per_s` of its own time for `wall_s`; the share of its running time lost.
     fn run(budget: f64, pairs_per_s: f64, wall_s: f64) -> (f64, Pace) {

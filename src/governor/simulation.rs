@@ -9,7 +9,7 @@ use super::{AGES_NS, Estimator, HitCosts, Watched};
 use crate::random::Random;
 
 /// Ten times the real cost, with programs of a tenth of the rate: the same shares of time with a tenth of the events.
-const COSTS: HitCosts = HitCosts { allocation_ns: 20_000.0, free_ns: 10_000.0, spread: 0.1, traps: None };
+const COSTS: HitCosts = HitCosts { allocation_ns: 20_000.0, free_ns: 10_000.0, spread: 0.1, traps: None, step_ns: 0.0 };
 
 /// A site: at time `t` of the program it allocates `rate(t)` blocks per second, which live for `life_s`.
 #[derive(Clone, Copy)]

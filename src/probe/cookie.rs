@@ -24,6 +24,8 @@ pub struct Cookie {
     pub pointer: Option<Register>,
     /// Words between the return address and the stack pointer at the site.
     pub sp_words: u8,
+    /// Whether the kernel single-steps the instruction at the site.
+    pub stepped: bool,
 }
 
 impl Cookie {
@@ -38,6 +40,7 @@ impl Cookie {
             | register(self.pointer) << bpf::COOKIE_PTR_REG_SHIFT
             | of_slot(slot)
             | u64::from(self.sp_words) << bpf::COOKIE_SP_WORDS_SHIFT
+            | u64::from(self.stepped) << bpf::COOKIE_STEPPED_SHIFT
             | u64::from(self.function.get().is_some_and(Function::may_throw)) << bpf::COOKIE_MAY_THROW_SHIFT
             | u64::from(self.function.get().is_some_and(Function::frees_on_failure)) << bpf::COOKIE_FREES_ON_FAILURE_SHIFT
             | u64::from(self.function.get().is_some_and(|function| function.shape.is_aligned)) << bpf::COOKIE_COUNT_ALIGNS_SHIFT
@@ -58,6 +61,7 @@ impl Cookie {
             count: register(bpf::COOKIE_COUNT_REG_SHIFT),
             pointer: register(bpf::COOKIE_PTR_REG_SHIFT),
             sp_words: byte(bpf::COOKIE_SP_WORDS_SHIFT),
+            stepped: word >> bpf::COOKIE_STEPPED_SHIFT & 1 == 1,
         };
         Some((cookie, slot_of(word)))
     }
@@ -116,10 +120,10 @@ mod tests {
 
     fn any_cookie() -> impl Strategy<Value = (Cookie, u16)> {
         let register = || proptest::option::of((0u8..16).prop_map(Register));
-        (1u8..=5, any::<u8>(), register(), register(), register(), any::<u8>(), any::<u16>()).prop_map(
-            |(op, function, size, count, pointer, sp_words, slot)| {
+        (1u8..=5, any::<u8>(), [register(), register(), register()], any::<u8>(), any::<bool>(), any::<u16>()).prop_map(
+            |(op, function, [size, count, pointer], sp_words, stepped, slot)| {
                 let op = Op::from_number(op).unwrap();
-                (Cookie { op, function: FunctionId(function), size, count, pointer, sp_words }, slot)
+                (Cookie { op, function: FunctionId(function), size, count, pointer, sp_words, stepped }, slot)
             },
         )
     }
@@ -140,6 +144,7 @@ mod tests {
             count: count.map(Register),
             pointer: pointer.map(Register),
             sp_words,
+            stepped: sp_words == 3,
         };
         let cases = [
             (cookie(Op::Alloc, 0, Some(5), None, None, 0), 0u16),
@@ -157,8 +162,8 @@ mod tests {
             let register = |r: Option<Register>| r.map_or(0x1f, |r| r.0);
             writeln!(
                 source,
-                "c = {}ULL; printf(\"%u %u %u %u %u %u %u\\n\", FP_COOKIE_OP(c), FP_COOKIE_FUNCTION(c), FP_COOKIE_SIZE_REG(c), \
-                 FP_COOKIE_COUNT_REG(c), FP_COOKIE_PTR_REG(c), FP_COOKIE_SLOT(c), FP_COOKIE_SP_WORDS(c));",
+                "c = {}ULL; printf(\"%u %u %u %u %u %u %u %u\\n\", FP_COOKIE_OP(c), FP_COOKIE_FUNCTION(c), FP_COOKIE_SIZE_REG(c), \
+                 FP_COOKIE_COUNT_REG(c), FP_COOKIE_PTR_REG(c), FP_COOKIE_SLOT(c), FP_COOKIE_SP_WORDS(c), FP_COOKIE_STEPPED(c));",
                 cookie.encode(slot)
             )
             .unwrap();
@@ -172,12 +177,13 @@ mod tests {
             };
             writeln!(
                 expected,
-                "{op} {} {} {} {} {slot} {}",
+                "{op} {} {} {} {} {slot} {} {}",
                 cookie.function.0,
                 register(cookie.size),
                 register(cookie.count),
                 register(cookie.pointer),
-                cookie.sp_words
+                cookie.sp_words,
+                u8::from(cookie.stepped)
             )
             .unwrap();
         }

@@ -307,6 +307,7 @@ pub fn place_all<R: ReadAt>(
                 count: placement.count,
                 pointer: placement.pointer,
                 sp_words: placement.sp_words,
+                stepped: !placement.reason.is_emulated(),
             };
             Ok(SitePlan {
                 function: entry_point.function,

@@ -106,6 +106,36 @@ fn rates_from_windows_are_right_within_their_errors() {
     assert!(report["stacks"][0].get("inuse_bytes_est").is_none_or(serde_json::Value::is_null), "windows do not measure live bytes");
 }
 
+/// CPU seconds per second of the program's clock, over some of these.
+fn cpu_per_second(process: &Process, count: u64) -> f64 {
+    let cpu_s = || {
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", process.pid())).unwrap();
+        text.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
+    };
+    let (began, _) = next_second(process);
+    let before_s = cpu_s();
+    seconds(process, began, count);
+    (cpu_s() - before_s) / count as f64
+}
+
+#[test]
+fn hits_of_instructions_that_the_kernel_single_steps_are_counted_at_their_cost() {
+    if bpf().is_none() || !cfg!(target_arch = "x86_64") {
+        return;
+    }
+    let _alone = serial();
+    let program = ticking(&mut Command::new(built("stepped")));
+    let plain_s = cpu_per_second(&program, 3);
+    let recording = Governed::attach(program.pid(), "90%");
+    let traced_s = cpu_per_second(&program, 4);
+    let (report, text) = recording.report_and_text();
+    let governed = &report["governed"][0];
+    assert_eq!(governed["tier"], "in full", "{governed}");
+    let (lost, estimated) = (1.0 - plain_s / traced_s, governed["slowdown_ratio_est"].as_f64().unwrap());
+    assert!((estimated - lost).abs() < 0.35 * lost + 0.02, "{estimated} for {lost}: {plain_s} s, {traced_s} s with probes\n{text}");
+    assert!(text.contains("single-step"), "{text}");
+}
+
 #[test]
 fn rates_of_a_process_that_computes_are_of_its_own_time() {
     if bpf().is_none() {

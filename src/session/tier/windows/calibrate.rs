@@ -4,17 +4,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::bpf;
-use crate::capture::{Attached, Capture, Ring, Slot, TargetFlags};
+use crate::capture::{AttachFile, AttachSite, Attached, Capture, Ring, Slot, TargetFlags};
 use crate::governor::{HitCosts, Spent};
-use crate::probe::plan::Planner;
+use crate::machine::register::argument_register;
+use crate::probe::cookie::Cookie;
+use crate::probe::plan::{FilePlan, Planner};
 use crate::process::Process;
 use crate::session::target::attach_file;
 use crate::session::tier::windows::cpu_time::of_process_ns;
 use crate::session::tier::windows::target::spent;
-use crate::units::Pid;
+use crate::units::{Addr, Pid};
 
 /// Rounds; the median counts.
 const ROUNDS: usize = 5;
+/// Of them, those that measure an instruction that is single-stepped: attaching the probe takes longer than the measurement.
+const STEPPED_ROUNDS: usize = 2;
 /// Length of one measurement: about 10,000 probed pairs.
 const MEASURE: Duration = Duration::from_millis(20);
 /// Frames below the loop: a typical stack depth.
@@ -38,6 +42,7 @@ fn measure(capture: &Capture, ring: &Ring, planner: &mut Planner) -> anyhow::Res
     let Some(file) = plan.files.iter().find(|file| file.serves_malloc) else { anyhow::bail!("this program's own malloc was not found") };
     let of = |name: &str| attach_file(file, |site| site.function.name() == name);
     let (mallocs, frees) = (of("malloc"), of("free"));
+    let stepped = stepped_site(&process, file);
     let slot = capture.add_target(child.pid(), ring, TargetFlags(bpf::TARGET_STACKS | bpf::TARGET_GOVERNED))?;
     let measured = (|| {
         capture.tables().sync_process(&process, child.pid().0, &process.maps()?)?;
@@ -45,7 +50,8 @@ fn measure(capture: &Capture, ring: &Ring, planner: &mut Planner) -> anyhow::Res
         anyhow::ensure!(capture.open(child.pid(), slot, u64::MAX / 2, u64::MAX), "another recording traces it");
         let mut rounds = Vec::with_capacity(ROUNDS);
         let mut programs = [Spent::default(); 2];
-        for _ in 0..ROUNDS {
+        let mut stepped_ns = f64::INFINITY;
+        for round in 0..ROUNDS {
             let alone = child.ns_per_pair()?;
             let probes = attach(capture, child.pid(), slot, &frees)?;
             let before = spent(capture.hits(slot));
@@ -58,11 +64,17 @@ fn measure(capture: &Capture, ring: &Ring, planner: &mut Planner) -> anyhow::Res
             programs[1] += spent(capture.hits(slot)).since(before_both);
             drop((probes, more));
             rounds.push([alone, with_free, with_both]);
+            if let Some(stepped) = stepped.as_ref().filter(|_| round < STEPPED_ROUNDS) {
+                let probe = attach(capture, child.pid(), slot, stepped)?;
+                stepped_ns = stepped_ns.min(child.ns_per_pair()? - alone);
+                drop(probe);
+            }
         }
         // For a free, and for a pair, which is two hits.
         let [free_ns, pair_ns] =
             [(programs[0], 1.0), (programs[1], 2.0)].map(|(spent, hits)| spent.programs_ns as f64 / (spent.hits().max(1) as f64) * hits);
-        Ok(HitCosts::from_rounds(&rounds).map(|costs| costs.with_programs(free_ns, pair_ns)))
+        let of_pair = ["malloc", "free"].map(|name| file.sites.iter().any(|site| site.function.name() == name && site.cookie.stepped));
+        Ok(HitCosts::from_rounds(&rounds).map(|costs| costs.with_programs(free_ns, pair_ns).with_step(stepped_ns, free_ns, of_pair)))
     })();
     capture.switch(slot, false);
     drop(child);
@@ -72,7 +84,26 @@ fn measure(capture: &Capture, ring: &Ring, planner: &mut Planner) -> anyhow::Res
     measured
 }
 
-fn attach(capture: &Capture, pid: Pid, slot: Slot, file: &crate::capture::AttachFile) -> anyhow::Result<Attached> {
+/// [`stepped`], as if it were a function that frees: its first instruction is one that no kernel emulates.
+fn stepped_site(process: &Process, file: &FilePlan) -> Option<AttachFile> {
+    let addr = Addr(stepped as unsafe extern "C" fn(usize) as usize as u64);
+    let offset = process.maps().ok()?.find(addr)?.offset_of(addr)?;
+    let free = file.sites.iter().find(|site| site.function.name() == "free")?;
+    let cookie = Cookie { pointer: argument_register(0), sp_words: 0, stepped: true, ..free.cookie };
+    let site = AttachSite { offset, cookie: cookie.encode(0), with_return: false };
+    Some(AttachFile { path: "/proc/self/exe".into(), sites: vec![site] })
+}
+
+/// Does nothing, with the address of a block that does not exist.
+#[unsafe(naked)]
+unsafe extern "C" fn stepped(_block: usize) {
+    #[cfg(target_arch = "x86_64")]
+    std::arch::naked_asm!("sub rsp, 8", "add rsp, 8", "ret");
+    #[cfg(target_arch = "aarch64")]
+    std::arch::naked_asm!("add x9, x9, #0", "ret");
+}
+
+fn attach(capture: &Capture, pid: Pid, slot: Slot, file: &AttachFile) -> anyhow::Result<Attached> {
     Ok(capture.attach_window(pid, slot, std::slice::from_ref(file))?)
 }
 
@@ -168,6 +199,8 @@ fn deeper(depth: u32, pairs: &AtomicU64) -> ! {
     loop {
         // SAFETY: what is allocated is freed at once.
         unsafe { libc::free(std::hint::black_box(libc::malloc(std::hint::black_box(size)))) };
+        // SAFETY: it does nothing.
+        unsafe { stepped(std::hint::black_box(16)) };
         size = 64 + (size + 1) % 64;
         pairs.fetch_add(1, Ordering::Relaxed);
     }

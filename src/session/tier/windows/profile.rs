@@ -120,10 +120,12 @@ fn metadata(facts: &Facts, started_at: SystemTime, watched_s: f64, age: usize, l
     losses.push(Counter::new("processes_dropped", facts.ended_dropped, "processes that had ended and are not in the profile"));
     let mut notes = facts.notes.clone();
     notes.push(format!(
-        "a probed allocation costs {:.2} µs here, a free {:.2} µs (within {:.0} %)",
+        "a probed allocation costs {:.2} µs here, a free {:.2} µs (within {:.0} %), and {:.1} µs more where the kernel must single-step the \
+         probed instruction",
         facts.costs.allocation_ns / 1e3,
         facts.costs.free_ns / 1e3,
-        facts.costs.spread * 100.0
+        facts.costs.spread * 100.0,
+        facts.costs.step_ns / 1e3
     ));
     let mut limits = vec![
         "bytes allocated and survivors are estimated from windows at random times, per second of the process's own running time; ages \

@@ -577,10 +577,11 @@ impl Target {
     fn finish_window(&mut self, tools: &Tools<'_>, window: &Window) {
         let after = tools.capture.hits(self.slot);
         let inside = inside(window.at_open, window.at_close);
-        let around = spent(after).since(spent(window.before)).hits().saturating_sub(inside.hits());
+        let around = spent(after).since(spent(window.before)).since(inside);
         let open_s = (window.close_ns - window.open_ns) as f64 / 1e9;
         // Not more than the time that the process ran.
         let lost_s = tools.costs.spent_s(inside).min(window.times.run_s.unwrap_or(f64::INFINITY));
+        self.pace.learn(inside.hits(), tools.costs.spent_s(inside));
         self.pace.spent(WindowCost { lost_s, around_s: tools.costs.passed_over_s(around), open_s, tier: Tier::Windows });
         let observed = lock(tools.states).of.get_mut(&self.slot.index).and_then(|state| state.window.take());
         // A recording of every call that began meanwhile may have closed the window, even if that recording has ended.
@@ -669,28 +670,35 @@ fn load_so_far(process: &Process) -> f64 {
 
 /// The probes' work so far, as the cost model takes it.
 pub fn spent(hits: Hits) -> Spent {
-    Spent { allocations: hits.allocations, frees: hits.frees, returns: hits.returns, programs_ns: hits.programs_ns }
+    Spent {
+        allocations: hits.allocations,
+        frees: hits.frees,
+        returns: hits.returns,
+        stepped: u64::from(hits.stepped),
+        programs_ns: hits.programs_ns,
+    }
 }
 
 /// The time that a process ran in a window, derived from the time that it ran until the end of the window was noticed. Hits continue until
 /// then, at the cost of a trap alone, and are a better measure of its progress than the clock: it may not have had a CPU all the time.
 fn run_in_window(costs: HitCosts, ran_s: f64, share: f64, at_open: Hits, at_close: Hits) -> f64 {
-    let (all, inside) = (spent(at_close).since(spent(at_open)).hits(), inside(at_open, at_close));
-    let after = all - inside.hits();
-    if after == 0 || all < HITS_TELL_MIN {
+    let (all, inside) = (spent(at_close).since(spent(at_open)), inside(at_open, at_close));
+    let after = all.since(inside);
+    if after.hits() == 0 || all.hits() < HITS_TELL_MIN {
         return ran_s * share;
     }
     let inside_s = costs.spent_s(inside).min(ran_s);
     let own_s = (ran_s - inside_s - costs.passed_over_s(after)).max(0.0);
-    inside_s + own_s * inside.hits() as f64 / all as f64
+    inside_s + own_s * inside.hits() as f64 / all.hits() as f64
 }
 
 /// The probes' work from a window's opening to its end, without the hits between its end and the moment that was noticed.
 fn inside(at_open: Hits, at_close: Hits) -> Spent {
     let all = spent(at_close).since(spent(at_open));
     let on = at_close.off_at.map_or(all.hits(), |off_at| off_at.saturating_sub(at_open.allocations + at_open.frees)).min(all.hits());
-    let frees = (u128::from(all.frees) * u128::from(on) / u128::from(all.hits().max(1))) as u64;
-    Spent { allocations: on - frees, frees, ..all }
+    let of_on = |count: u64| (u128::from(count) * u128::from(on) / u128::from(all.hits().max(1))) as u64;
+    let frees = of_on(all.frees);
+    Spent { allocations: on - frees, frees, stepped: of_on(all.stepped), ..all }
 }
 
 /// Whether allocation or free records were lost since.

@@ -66,7 +66,8 @@ impl Target {
         // The quota's hits are divided by the time until it was closed; hits between that and its detection are skipped cheaply.
         let end_ns = hits.closed_ns.unwrap_or_else(monotonic_ns);
         let inside = inside(full.hits, hits);
-        let around = spent(hits).since(spent(full.hits)).hits() - inside.hits();
+        let around = spent(hits).since(spent(full.hits)).since(inside);
+        self.pace.learn(inside.hits(), tools.costs.spent_s(inside));
         self.pace.spent(WindowCost {
             lost_s: tools.costs.spent_s(inside),
             around_s: tools.costs.passed_over_s(around),
