@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "compute.h"
+#include "ticks.h"
 
 #define SITE __attribute__((noipa))
 #define RING 50
@@ -37,16 +38,7 @@ int main(int argc, char **argv)
 		for (int i = 0; i < factor; i++)
 			memset(site_kept(), 1, 512);
 		compute(computes_us);
-		if (tick % 1000 == 0) {
-			printf("%ld\n", tick / 1000);
-			fflush(stdout);
-		}
-		next.tv_nsec += 1000000;
-		if (next.tv_nsec >= 1000000000) {
-			next.tv_nsec -= 1000000000;
-			next.tv_sec++;
-		}
-		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
+		end_tick(tick, &next);
 	}
 	return 0;
 }

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "compute.h"
+#include "ticks.h"
 
 #define ENTRY(name, calls) \
 	__asm__(".globl " #name "\n.type " #name ", @function\n" #name ":\n.cfi_startproc\n" PROLOGUE "call " #calls "\n" EPILOGUE \
@@ -41,15 +42,6 @@ int main(void)
 			blocks[i] = site_eight();
 		}
 		compute(500);
-		if (tick % 1000 == 0) {
-			printf("%ld\n", tick / 1000);
-			fflush(stdout);
-		}
-		next.tv_nsec += 1000000;
-		if (next.tv_nsec >= 1000000000) {
-			next.tv_nsec -= 1000000000;
-			next.tv_sec++;
-		}
-		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
+		end_tick(tick, &next);
 	}
 }
