@@ -298,7 +298,8 @@ fn pair_sites(file: &FilePlan, bare: bool) -> AttachFile {
             count: shape.and_then(|shape| register(shape.count)),
             pointer: shape.and_then(|shape| register(shape.pointer)),
             sp_words: 0,
-            stepped: true,
+            // The chosen site is the first instruction that is not single-stepped.
+            stepped: site.cookie.stepped || site.placement.offset > 0,
             ..site.cookie
         };
         AttachSite { offset: FileOffset(site.offset.0 - u64::from(site.placement.offset)), cookie: cookie.encode(0), with_return }

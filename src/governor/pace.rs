@@ -274,11 +274,10 @@ impl Pace {
     /// Hits after which a window closes early. Short windows cannot cost more than their own time.
     #[must_use]
     pub fn quota(&self, class: WindowClass) -> u64 {
-        let hits = |seconds: f64| (seconds / self.hit_s.max(HIT_MIN_S)) as u64;
         match class {
             // Far more than any machine can do in that time.
             WindowClass::Short | WindowClass::Medium => u64::from(u32::MAX),
-            WindowClass::Long | WindowClass::Longest => hits(STALL_MAX_S),
+            WindowClass::Long | WindowClass::Longest => self.hits_in(STALL_MAX_S),
         }
     }
 
@@ -288,7 +287,12 @@ impl Pace {
     pub fn full_quota(&self) -> u64 {
         let minute_s = SAVED_S * self.allowed();
         let burst_s = if self.lost.is_some() { minute_s.clamp(TRIAL_S, STALL_MAX_S) } else { minute_s.min(TRIAL_S) };
-        (((self.allowed() + burst_s) / self.hit_s.max(HIT_MIN_S)) as u64).max(1)
+        self.hits_in(self.allowed() + burst_s).max(1)
+    }
+
+    /// Hits that cost this much.
+    fn hits_in(&self, seconds: f64) -> u64 {
+        (seconds / self.hit_s.max(HIT_MIN_S)) as u64
     }
 
     /// The classes of windows that the target's budget allows, each with its period.
@@ -322,6 +326,19 @@ mod tests {
     use crate::governor::schedule::Schedule;
 
     const COSTS: HitCosts = HitCosts { allocation_ns: 2_000.0, free_ns: 1_000.0, spread: 0.1, traps: None, step_ns: 0.0 };
+
+    #[test]
+    fn a_target_whose_hits_cost_ten_times_as_much_may_have_a_tenth_of_them() {
+        let mut pace = Pace::new(0.05, 1.0, COSTS);
+        let [full, long] = [pace.full_quota(), pace.quota(WindowClass::Long)];
+        // Too few to tell.
+        pace.learn(10, 1.0);
+        assert_eq!([pace.full_quota(), pace.quota(WindowClass::Long)], [full, long]);
+        pace.learn(10_000, 10_000.0 * 10.0 * COSTS.mean_s());
+        for (now, before) in [(pace.full_quota(), full), (pace.quota(WindowClass::Long), long)] {
+            assert!(now.abs_diff(before / 10) <= 1, "{now} after {before}");
+        }
+    }
 
     /// Runs a target that does `pairs_per_s` of its own time for `wall_s`; the share of its running time lost.
     fn run(budget: f64, pairs_per_s: f64, wall_s: f64) -> (f64, Pace) {

@@ -132,7 +132,7 @@ pub fn estimate(memory: &dyn Memory, plans: &[RegionPlan], telling: &Telling, pa
             continue;
         };
         let parsed = parse(&snapshot, start, &plan.bounds, &mut records);
-        is_sparse = (parsed.stop - start) / LEADS_BYTES[0] > records.len() as u64 / u64::from(CONFIRMING_CHUNKS);
+        is_sparse = parsed.stop.saturating_sub(start) / LEADS_BYTES[0] > records.len() as u64 / u64::from(CONFIRMING_CHUNKS);
         windows.push(window(&mut walker, &records, middle..middle.saturating_add(HALF_BYTES), telling));
     }
     let lost_share = lost as f64 / (lost as usize + windows.len()).max(1) as f64;

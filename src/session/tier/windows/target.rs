@@ -579,9 +579,10 @@ impl Target {
         let inside = inside(window.at_open, window.at_close);
         let around = spent(after).since(spent(window.before)).since(inside);
         let open_s = (window.close_ns - window.open_ns) as f64 / 1e9;
+        let spent_s = tools.costs.spent_s(inside);
         // Not more than the time that the process ran.
-        let lost_s = tools.costs.spent_s(inside).min(window.times.run_s.unwrap_or(f64::INFINITY));
-        self.pace.learn(inside.hits(), tools.costs.spent_s(inside));
+        let lost_s = spent_s.min(window.times.run_s.unwrap_or(f64::INFINITY));
+        self.pace.learn(inside.hits(), spent_s);
         self.pace.spent(WindowCost { lost_s, around_s: tools.costs.passed_over_s(around), open_s, tier: Tier::Windows });
         let observed = lock(tools.states).of.get_mut(&self.slot.index).and_then(|state| state.window.take());
         // A recording of every call that began meanwhile may have closed the window, even if that recording has ended.

@@ -67,9 +67,10 @@ impl Target {
         let end_ns = hits.closed_ns.unwrap_or_else(monotonic_ns);
         let inside = inside(full.hits, hits);
         let around = spent(hits).since(spent(full.hits)).since(inside);
-        self.pace.learn(inside.hits(), tools.costs.spent_s(inside));
+        let lost_s = tools.costs.spent_s(inside);
+        self.pace.learn(inside.hits(), lost_s);
         self.pace.spent(WindowCost {
-            lost_s: tools.costs.spent_s(inside),
+            lost_s,
             around_s: tools.costs.passed_over_s(around),
             open_s: end_ns.saturating_sub(full.piece_ns) as f64 / 1e9,
             tier: Tier::Full,
