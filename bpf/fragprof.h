@@ -259,7 +259,7 @@ struct fp_python_code {
 enum fp_vm_op {
 	FP_VM_MMAP = 1,    /* addr, len, prot, flags as granted */
 	FP_VM_MUNMAP = 2,  /* addr, len */
-	FP_VM_MREMAP = 3,  /* addr = old address, len = old length, addr2 = new address, len2 = new length */
+	FP_VM_MREMAP = 3,  /* addr = old address, len = old length, addr2 = new address, len2 = new length, flags */
 	FP_VM_BRK = 4,     /* addr = break after the call */
 	FP_VM_MADVISE = 5, /* addr, len, flags = advice */
 	FP_VM_MPROTECT = 6,/* addr, len, prot */

@@ -230,6 +230,7 @@ static __always_inline int fp_syscall_done(struct pt_regs *regs, long result)
 		op = FP_VM_MREMAP;
 		vm.addr2 = result;
 		vm.len2 = FP_SYSCALL_2(regs);
+		vm.flags = FP_SYSCALL_3(regs);
 		break;
 	case FP_SYS_MADVISE:
 		op = FP_VM_MADVISE;

@@ -68,6 +68,8 @@ pub enum VmChange {
         new: Addr,
         /// New length, bytes.
         new_len: u64,
+        /// `MREMAP_*`
+        flags: u32,
     },
     /// A new program break.
     Brk {
@@ -314,7 +316,7 @@ fn vm_change(r: &bpf::Vm) -> Option<VmChange> {
     Some(match VmOp::from_wire(r.op)? {
         VmOp::Mmap => VmChange::Mmap { addr, len: r.len, prot: r.prot, flags: r.flags, fd: r.fd },
         VmOp::Munmap => VmChange::Munmap { addr, len: r.len },
-        VmOp::Mremap => VmChange::Mremap { old: addr, old_len: r.len, new: Addr(r.addr2), new_len: r.len2 },
+        VmOp::Mremap => VmChange::Mremap { old: addr, old_len: r.len, new: Addr(r.addr2), new_len: r.len2, flags: r.flags },
         VmOp::Brk => VmChange::Brk { end: addr },
         VmOp::Madvise => VmChange::Madvise { addr, len: r.len, advice: r.flags },
         VmOp::Mprotect => VmChange::Mprotect { addr, len: r.len, prot: r.prot },

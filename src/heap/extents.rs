@@ -65,6 +65,8 @@ pub enum VmEvent {
         new_addr: u64,
         /// New length.
         new_len: u64,
+        /// `MREMAP_*`
+        flags: u32,
     },
     /// The break is now here.
     Brk {
@@ -196,7 +198,9 @@ impl Extents {
                 change(was, self.extent_in(range))
             }
             VmEvent::Munmap { addr, len } => self.remove(pages(addr, len)),
-            VmEvent::Mremap { old_addr, old_len, new_addr, new_len } => self.mremap(&pages(old_addr, old_len), &pages(new_addr, new_len)),
+            VmEvent::Mremap { old_addr, old_len, new_addr, new_len, .. } => {
+                self.mremap(&pages(old_addr, old_len), &pages(new_addr, new_len), &[])
+            }
             VmEvent::Brk { end } => self.brk(page_up(end)),
             VmEvent::Madvise { addr, len, advice } => {
                 if advice != MADV_DONTNEED && advice != MADV_FREE {
@@ -292,7 +296,15 @@ impl Extents {
         ExtentChange { grown_bytes: new - old, ..ExtentChange::default() }
     }
 
-    fn mremap(&mut self, old: &Range<u64>, new: &Range<u64>) -> ExtentChange {
+    /// A mapping moved or changed its size. `others`: parts of its old range that other mappings have meanwhile; they stay.
+    pub fn mremap(&mut self, old: &Range<u64>, new: &Range<u64>, others: &[Range<u64>]) -> ExtentChange {
+        let mut stay = Vec::new();
+        for other in others {
+            self.regions.update(other.clone(), |piece, region| {
+                stay.push((piece, region));
+                region
+            });
+        }
         let was = self.extent_in(old.clone()) + if old.start == new.start { 0 } else { self.extent_in(new.clone()) };
         let mut moved = Vec::new();
         self.regions.cut(old.clone(), |piece, region| moved.push((piece, region)));
@@ -307,6 +319,9 @@ impl Extents {
         }
         if let Some((_, last)) = moved.last() {
             self.put(end..new.end, Region { observed: true, ..*last });
+        }
+        for (piece, region) in stay {
+            self.put(piece, region);
         }
         change(was, self.extent_in(new.clone()))
     }
@@ -407,7 +422,8 @@ mod tests {
     #[test]
     fn a_moved_block_keeps_what_is_known_and_its_new_tail_is_observed() {
         let mut extents = Extents::new(&snapshot());
-        let change = extents.apply(&VmEvent::Mremap { old_addr: BASE, old_len: 0x4000, new_addr: BASE + 0x100000, new_len: 0x6000 });
+        let change =
+            extents.apply(&VmEvent::Mremap { old_addr: BASE, old_len: 0x4000, new_addr: BASE + 0x100000, new_len: 0x6000, flags: 1 });
         assert_eq!(change, ExtentChange { grown_bytes: 0x2000, ..ExtentChange::default() });
         assert_eq!(extents.extent_in(BASE..BASE + 0x4000), 0);
         let heap = extents.heap_ranges([BASE + 0x100010, BASE + 0x104000]);
@@ -441,8 +457,8 @@ mod tests {
         let mut extents = Extents::new(&snapshot());
         for event in [
             VmEvent::Munmap { addr: u64::MAX, len: u64::MAX },
-            VmEvent::Mremap { old_addr: u64::MAX - 1, old_len: u64::MAX, new_addr: u64::MAX, new_len: 1 },
-            VmEvent::Mremap { old_addr: BASE, old_len: 0x4000, new_addr: u64::MAX - 5, new_len: u64::MAX },
+            VmEvent::Mremap { old_addr: u64::MAX - 1, old_len: u64::MAX, new_addr: u64::MAX, new_len: 1, flags: 1 },
+            VmEvent::Mremap { old_addr: BASE, old_len: 0x4000, new_addr: u64::MAX - 5, new_len: u64::MAX, flags: 1 },
             VmEvent::Brk { end: u64::MAX },
             VmEvent::Brk { end: 0 },
             VmEvent::Mprotect { addr: 1, len: u64::MAX, prot: 0 },

@@ -464,7 +464,7 @@ impl Target {
             return;
         }
         let recorded_live_bytes = watched.ledger.totals().live_bytes;
-        let (ledger, extents) = (&mut watched.ledger, &mut watched.extents);
+        let (ledger, extents) = (&mut watched.ledger, &mut watched.space.extents);
         self.heap = heap::picture(self.process.pid(), ledger, extents, self.footprint, &self.before, with_owners, self.heaps);
         if let Some(picture) = self.heap.as_ref().filter(|picture| picture.attribution.is_some()) {
             self.moments.at_height(HeapMoment { after_ms, recorded_live_bytes, heap: picture.summary });

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use crate::capture::Slot;
 use crate::capture::wire::{Body, Record, VmChange};
 use crate::fragmentation::growth::{Growth, GrowthSpace};
-use crate::heap::extents::{Extents, Mapping, VmEvent, pages};
-use crate::heap::overlaid::Overlaid;
+use crate::heap::extents::{Mapping, VmEvent};
+use crate::heap::space::AddressSpace;
 use crate::ledger::{Event, Ledger, Sample, SampledLedger, StackLimits};
 use crate::managed::{self, Managed, SharedManaged};
 use crate::units::{Addr, Pid, StackHash, StackId};
@@ -20,9 +20,6 @@ const PAST_MAX: usize = 16;
 /// The most that an allocator adds to a block without its own mapping: glibc's header and rounding, jemalloc's smallest classes. The
 /// rounding of larger classes only makes the free bytes fewer than assumed at the next growth; the error in the growth is not larger.
 const BLOCK_OVERHEAD_BYTES: u64 = 32;
-
-/// A flag of `mmap` (Linux uapi, asm-generic/mman-common.h): the caller chose the address, and existing mappings are replaced.
-const MAP_FIXED: u32 = 0x10;
 
 /// State of a process from its records.
 pub struct Watched {
@@ -47,9 +44,7 @@ pub struct Watched {
     /// Number of address space changes seen.
     pub vm_changes: u64,
     /// The mappings, kept up to date by the changes.
-    pub extents: Extents,
-    /// Mappings that were replaced and whose unmapping record is still expected.
-    overlaid: Overlaid,
+    pub space: AddressSpace,
     /// The calls by which the heap grew, and how much of that while enough free bytes existed.
     pub growth: GrowthSpace,
     /// Free bytes of the heap when the recording began; `None` if no census could determine them.
@@ -75,8 +70,7 @@ impl Watched {
             exited: None,
             guests: 0,
             vm_changes: 0,
-            extents: Extents::new(mappings),
-            overlaid: Overlaid::default(),
+            space: AddressSpace::new(mappings),
             growth: GrowthSpace::default(),
             free_at_start,
             grown_bytes: 0,
@@ -196,8 +190,7 @@ impl Watched {
             }
             self.past.push(before);
         }
-        self.extents = Extents::default();
-        self.overlaid = Overlaid::default();
+        self.space = AddressSpace::default();
         self.growth = GrowthSpace::default();
         self.free_at_start = Some(0);
         self.grown_bytes = 0;
@@ -205,18 +198,12 @@ impl Watched {
 
     fn vm(&mut self, change: VmChange, stack: StackHash, request: u64, time_ns: u64) {
         self.vm_changes += 1;
-        match change {
-            VmChange::Munmap { addr, len } => return self.unmap(pages(addr.0, len), time_ns),
-            // Without MAP_FIXED the kernel chooses only unmapped addresses.
-            VmChange::Mmap { addr, len, flags, .. } if flags & MAP_FIXED == 0 => {
-                for known in self.extents.mapped_in(pages(addr.0, len)) {
-                    self.overlaid.mapped_anew(known, time_ns);
-                }
-            }
-            _ => {}
-        }
         let Some(event) = vm_event(change) else { return };
-        let grown = self.extents.apply(&event).grown_bytes;
+        let applied = self.space.apply(&event, time_ns);
+        for range in applied.unmapped {
+            self.unmap(&range, time_ns);
+        }
+        let grown = applied.extent.grown_bytes;
         if stack.0 == 0 || grown == 0 {
             return;
         }
@@ -226,16 +213,11 @@ impl Watched {
         self.grown_bytes = self.grown_bytes.saturating_add(grown);
     }
 
-    fn unmap(&mut self, range: Range<u64>, time_ns: u64) {
-        for part in self.overlaid.unmapped(range, time_ns) {
-            let (start, end) = (Addr(part.range.start), Addr(part.range.end));
-            match &mut self.sampled {
-                Some(sampled) => sampled.unmap(start, end, part.before_ns),
-                None => self.ledger.apply(&Event::Unmapped { start, end, time_ns: part.before_ns }),
-            }
-            if !part.mapped_anew {
-                self.extents.apply(&VmEvent::Munmap { addr: part.range.start, len: part.range.end - part.range.start });
-            }
+    fn unmap(&mut self, range: &Range<u64>, time_ns: u64) {
+        let (start, end) = (Addr(range.start), Addr(range.end));
+        match &mut self.sampled {
+            Some(sampled) => sampled.unmap(start, end, time_ns),
+            None => self.ledger.apply(&Event::Unmapped { start, end, time_ns }),
         }
     }
 
@@ -253,7 +235,9 @@ pub(in crate::session) fn vm_event(change: VmChange) -> Option<VmEvent> {
     Some(match change {
         VmChange::Mmap { addr, len, prot, flags, .. } => VmEvent::Mmap { addr: addr.0, len, prot, flags },
         VmChange::Munmap { addr, len } => VmEvent::Munmap { addr: addr.0, len },
-        VmChange::Mremap { old, old_len, new, new_len } => VmEvent::Mremap { old_addr: old.0, old_len, new_addr: new.0, new_len },
+        VmChange::Mremap { old, old_len, new, new_len, flags } => {
+            VmEvent::Mremap { old_addr: old.0, old_len, new_addr: new.0, new_len, flags }
+        }
         VmChange::Brk { end } => VmEvent::Brk { end: end.0 },
         VmChange::Madvise { addr, len, advice } => VmEvent::Madvise { addr: addr.0, len, advice },
         VmChange::Mprotect { addr, len, prot } => VmEvent::Mprotect { addr: addr.0, len, prot },

@@ -10,8 +10,9 @@ use crate::fragmentation::by_stack::BytesByStack;
 use crate::fragmentation::growth::{Growth, GrowthSpace};
 use crate::governor::WindowObserver;
 use crate::governor::retention::{ContentSample, has_words};
-use crate::heap::extents::{Extents, Mapping, VmEvent};
+use crate::heap::extents::{Mapping, VmEvent};
 use crate::heap::residency::{page_bytes, page_down};
+use crate::heap::space::AddressSpace;
 use crate::ledger::{Event, Ledger, NO_STACK, StackLimits};
 use crate::managed::cpython::Definition;
 use crate::managed::{self, Managed, SharedManaged};
@@ -64,7 +65,7 @@ pub struct ProcessState {
     /// The open window, or the piece of a full trace.
     pub window: Option<OpenWindow>,
     /// The mappings, kept up to date by the records.
-    pub extents: Extents,
+    pub space: AddressSpace,
     /// The stacks that made the heap grow.
     pub growth: GrowthSpace,
     /// Bytes of heap pages by the stack that touched them first, estimated from the sample.
@@ -90,7 +91,7 @@ impl ProcessState {
             live: None,
             large: None,
             window: None,
-            extents: Extents::new(mappings),
+            space: AddressSpace::new(mappings),
             growth: GrowthSpace::default(),
             touched: BytesByStack::default(),
             touches: 0,
@@ -205,7 +206,7 @@ impl ProcessState {
     fn touch(&mut self, addr: Addr, touches: u64, stack: StackHash) {
         self.touches += 1;
         let page = page_down(addr.0);
-        if self.extents.extent_in(page..page.saturating_add(page_bytes())) == 0 {
+        if self.space.extents.extent_in(page..page.saturating_add(page_bytes())) == 0 {
             self.touches_elsewhere += 1;
             return;
         }
@@ -214,13 +215,14 @@ impl ProcessState {
     }
 
     fn changed(&mut self, change: VmChange, stack: StackHash, time_ns: u64) {
-        if let VmChange::Munmap { addr, len } = change {
-            for live in self.live.iter_mut().chain(self.large.as_mut().map(|large| &mut large.ledger)) {
-                live.apply(&Event::Unmapped { start: addr, end: Addr(addr.0.saturating_add(len)), time_ns });
+        let Some(event) = vm_event(change) else { return };
+        let applied = self.space.apply(&event, time_ns);
+        for live in self.live.iter_mut().chain(self.large.as_mut().map(|large| &mut large.ledger)) {
+            for range in &applied.unmapped {
+                live.apply(&Event::Unmapped { start: Addr(range.start), end: Addr(range.end), time_ns });
             }
         }
-        let Some(event) = vm_event(change) else { return };
-        let grown_bytes = self.extents.apply(&event).grown_bytes;
+        let grown_bytes = applied.extent.grown_bytes;
         // A thread's stack is mapped by pthread_create, not by an allocator; MAP_STACK identifies it.
         let is_stack = matches!(event, VmEvent::Mmap { flags, .. } if flags & libc::MAP_STACK as u32 != 0);
         if grown_bytes == 0 || stack.0 == 0 || is_stack {
