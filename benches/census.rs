@@ -78,6 +78,13 @@ fn census(target: &Target, level: Level, layouts: &mut LayoutCache) -> Taken {
     take(&target.memory(), target.pid(), "target", options(level), layouts).unwrap()
 }
 
+/// Elapsed time, not that of a processor.
+fn elapsed_seconds(work: impl FnOnce()) -> f64 {
+    let started = Instant::now();
+    work();
+    started.elapsed().as_secs_f64()
+}
+
 fn seconds(work: impl FnOnce()) -> f64 {
     let started = thread_cpu_seconds();
     work();
@@ -130,6 +137,7 @@ fn walk(arguments: &Arguments) {
         // Warm: the first one also searches for the layouts.
         let first_ms = 1e3 * seconds(|| drop(census(&target, Level::Top, &mut layouts)));
         let (mut walks, mut copies, mut tops, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut alone, mut together) = (Vec::new(), Vec::new());
         let mut allocator = "";
         let (mut gib, mut chunks, mut sample_error, mut table_bytes) = (0.0, 0.0, Vec::new(), 0);
         for _ in 0..5 {
@@ -141,6 +149,11 @@ fn walk(arguments: &Arguments) {
             gib = heap.ladder.extent_bytes as f64 / GIB;
             chunks = taken.heaps[0].chunks.len() as f64;
             table_bytes = taken.heaps[0].chunks.table_bytes();
+            for (threads, elapsed) in [(1, &mut alone), (2, &mut together)] {
+                let options = Options { pace: Pace { threads, ..Pace::default() }, ..options(Level::Full) };
+                let memory = target.memory();
+                elapsed.push(elapsed_seconds(|| drop(take(&memory, target.pid(), "target", options, &mut layouts).unwrap())));
+            }
             let ranges: Vec<Range<u64>> = taken.heaps[0].extents.iter().map(|(_, range)| range.clone()).collect();
             copies.push(copy_seconds(&target, &ranges));
             tops.push(1e3 * seconds(|| drop(census(&target, Level::Top, &mut layouts))));
@@ -156,6 +169,9 @@ fn walk(arguments: &Arguments) {
         let walk_s = median(walks);
         against("full walk", walk_s / gib, goal_s_gib, "s/GiB");
         println!("  {:<58} {:>10.2} x", "  against the kernel's copy of the same bytes", walk_s / median(copies));
+        let (alone, together) = (median(alone), median(together));
+        println!("  {:<58} {:>10.4} s/GiB", "  elapsed, with one thread", alone / gib);
+        println!("  {:<58} {:>10.4} s/GiB, {:.2} of that", "  elapsed, with two threads", together / gib, together / alone);
         // tcmalloc's walk counts by spans.
         if chunks > 0.0 {
             println!("  {:<58} {:>10.1} ns", "  per chunk", walk_s * 1e9 / chunks);

@@ -264,6 +264,47 @@ impl ChunkTable {
         }
     }
 
+    /// Appends the regions of another table with their chunks.
+    pub fn append_regions(&mut self, other: &Self) {
+        for region in &other.regions {
+            self.begin_region(region.start, region.arena);
+            self.append_entries(other, region.entries.clone());
+        }
+    }
+
+    /// Appends the chunks of the other table's region, from the one that begins at `from` on, to the current region, which ends there.
+    /// `false` if none begins there, or if there is no room for them; nothing is appended then. The other table's regions are sorted.
+    pub fn append_from(&mut self, other: &Self, from: u64) -> bool {
+        let Some((first, _)) = other.locate(from).filter(|(_, chunk)| chunk.start == from) else { return false };
+        let region = other.regions.iter().find(|region| region.entries.contains(&first));
+        let entries = first..region.map_or(first, |region| region.entries.end);
+        if self.len + entries.len() > CHUNKS_MAX {
+            return false;
+        }
+        self.append_entries(other, entries);
+        true
+    }
+
+    fn append_entries(&mut self, other: &Self, entries: Range<usize>) {
+        let is_escape = |entry: u32| entry >> 3 == SIZE_BITS_ESCAPE;
+        let mut index = entries.start;
+        while index < entries.end {
+            let (block, at) = (index / BLOCK_ENTRIES, index % BLOCK_ENTRIES);
+            let end = BLOCK_ENTRIES.min(at + (entries.end - index));
+            let Some(part) = other.blocks.get(block).and_then(|block| block.get(at..end)) else { return };
+            for run in part.chunk_by(|&a, &b| is_escape(a) == is_escape(b)) {
+                if run.first().is_some_and(|&entry| is_escape(entry)) {
+                    for (index, &entry) in (index..).zip(run) {
+                        self.push(other.bytes_of(index, entry), ChunkState::from_bits(entry));
+                    }
+                } else {
+                    self.append(run, |&entry| (u64::from(entry >> 3) * SIZE_UNIT, ChunkState::from_bits(entry)));
+                }
+                index += run.len();
+            }
+        }
+    }
+
     /// Removes the last chunks of the current region, down to the first one that ends at or before `addr`; returns the region's new end.
     pub fn take_back(&mut self, addr: u64) -> u64 {
         let Some((mut end, entries)) = self.regions.last().map(|region| (region.end, region.entries.clone())) else { return addr };
@@ -432,6 +473,36 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_region_appended_from_one_of_its_chunks_is_as_if_it_had_been_pushed(
+            sizes in proptest::collection::vec((0u64..300, 0u32..8), 1..400), before in 0u64..200, from in 0usize..400
+        ) {
+            let from = from % sizes.len();
+            let chunks: Vec<(u64, ChunkState)> = sizes
+                .iter()
+                .map(|&(size, state)| (if size > 295 { size << 30 } else { size * 4 + 4 }, ChunkState::from_bits(state)))
+                .collect();
+            let (mut part, mut joined, mut pushed) = (ChunkTable::default(), ChunkTable::default(), ChunkTable::default());
+            part.begin_region(1 << 30, 0);
+            part.append(&chunks[..from], |chunk| *chunk);
+            part.begin_region(1 << 40, 0);
+            part.append(&chunks, |chunk| *chunk);
+            let start = (1 << 40) + chunks[..from].iter().map(|chunk| chunk.0).sum::<u64>();
+            for table in [&mut joined, &mut pushed] {
+                table.begin_region(start - before * 16, 0);
+                (0..before).for_each(|_| { table.push(16, ChunkState::Live); });
+            }
+            prop_assert!(joined.append_from(&part, start));
+            chunks[from..].iter().for_each(|&(bytes, state)| { pushed.push(bytes, state); });
+            prop_assert!(joined.iter().eq(pushed.iter()));
+            prop_assert_eq!(&joined.anchors, &pushed.anchors);
+            prop_assert!(!joined.append_from(&part, start + 1));
+            let mut copy = ChunkTable::default();
+            copy.append_regions(&part);
+            prop_assert!(copy.iter().eq(part.iter()));
+            prop_assert_eq!(copy.regions(), part.regions());
+        }
+
         #[test]
         fn appending_chunks_is_the_same_as_pushing_them_one_by_one(
             parts in proptest::collection::vec(proptest::collection::vec((0u64..300, 0u32..8), 0..200), 1..6)

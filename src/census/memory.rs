@@ -55,8 +55,8 @@ pub struct Piece {
     pub bytes: usize,
 }
 
-/// Memory of one process, which may be running.
-pub trait Memory {
+/// Memory of one process, which may be running. Several threads may read it at once.
+pub trait Memory: Sync {
     /// Reads from `addr` on into `out` and returns how many bytes were read; fewer than asked at the first address that cannot be read
     /// without a page fault of the process.
     fn read(&self, addr: u64, out: &mut [u8]) -> usize;

@@ -23,11 +23,31 @@ pub struct Pace {
     pub duration_max: Duration,
     /// Windows of 64 KiB that a sample takes: their error falls with the root of their number.
     pub sample_windows: u64,
+    /// Threads that read at once, where the reader of an allocator can use several; 1 with a pause.
+    pub threads: usize,
+}
+
+/// Threads of a command that somebody waits for: with more, the memory of the target is the limit.
+const COMMAND_THREADS_MAX: usize = 2;
+
+impl Pace {
+    /// The pace of a command that somebody waits for, with its option of a pause in milliseconds.
+    #[must_use]
+    pub fn of_command(pause_ms: u64) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(COMMAND_THREADS_MAX);
+        Self { pause_per_mib: Duration::from_millis(pause_ms), threads, ..Self::default() }
+    }
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { window_bytes: 256 << 10, pause_per_mib: Duration::ZERO, duration_max: Duration::from_secs(60), sample_windows: 400 }
+        Self {
+            window_bytes: 256 << 10,
+            pause_per_mib: Duration::ZERO,
+            duration_max: Duration::from_secs(60),
+            sample_windows: 400,
+            threads: 1,
+        }
     }
 }
 
@@ -54,6 +74,24 @@ impl Pacer {
     #[must_use]
     pub fn window_bytes(&self) -> usize {
         self.pace.window_bytes.clamp(16 << 10, 1 << 20) & !4095
+    }
+
+    /// Threads that may read at once.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        if self.pace.pause_per_mib.is_zero() { self.pace.threads.max(1) } else { 1 }
+    }
+
+    /// The same limits for another thread, which counts for itself.
+    #[must_use]
+    pub fn of_thread(&self) -> Self {
+        Self { since_pause_bytes: 0, windows: 0, read_bytes: 0, ..self.clone() }
+    }
+
+    /// Adds what another thread read.
+    pub fn add(&mut self, other: &Self) {
+        self.windows += other.windows;
+        self.read_bytes = self.read_bytes.saturating_add(other.read_bytes);
     }
 
     /// Windows that a sample takes.

@@ -35,6 +35,17 @@ pub struct WalkQuality {
 }
 
 impl WalkQuality {
+    /// Adds the failures of another part of the walk.
+    pub fn add(&mut self, part: &Self) {
+        self.broken_headers += part.broken_headers;
+        self.replaced_boundaries += part.replaced_boundaries;
+        self.resynchronised += part.resynchronised;
+        self.walked_again += part.walked_again;
+        self.unknown_bytes = self.unknown_bytes.saturating_add(part.unknown_bytes);
+        self.unread_bytes = self.unread_bytes.saturating_add(part.unread_bytes);
+        self.broken_lists += part.broken_lists;
+    }
+
     /// Sets `usable` for a heap of `extent_bytes`.
     pub fn judge(&mut self, extent_bytes: u64, balanced: bool) {
         self.balanced = balanced;

@@ -51,7 +51,7 @@ pub struct CensusArgs {
     /// Repeat the census every so many seconds
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5", conflicts_with = "core")]
     pub watch: Option<u64>,
-    /// Pause for this many milliseconds after each MiB read, for latency-sensitive processes
+    /// Pause for this many milliseconds after each MiB read, for latency-sensitive processes; it is read with one thread then, not two
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub pause: u64,
 }
@@ -64,7 +64,7 @@ pub fn run(args: &CensusArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.map {
         output::check_writable(path)?;
     }
-    let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
+    let pace = Pace::of_command(args.pause);
     let options = Options { level: if args.map.is_some() { Level::Full } else { args.level }, pace, with_not_malloc: true };
     let mut layouts = LayoutCache::default();
     let hierarchies = Hierarchies::find();

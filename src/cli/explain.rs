@@ -190,7 +190,7 @@ fn runtime_of(memory: &LiveMemory, census: &Census, native: Option<&mut Native>)
 /// Samples a process over some time: at least four times unless the time is 0, however long that takes. A sample that is not usable is
 /// left out and repeated: the next one of a heap that changes fast may be usable.
 fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration, mut native: Option<&mut Native>) -> anyhow::Result<Sampled> {
-    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: true };
+    let options = Options { level: Level::Full, pace: Pace::of_command(0), with_not_malloc: true };
     let mut layouts = LayoutCache::default();
     let mut looks = TrendSamples::new(LOOKS_MAX as usize);
     // What it held before shows in its peak before the first sample.

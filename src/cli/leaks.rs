@@ -104,7 +104,7 @@ pub fn run(args: &LeaksArgs) -> anyhow::Result<()> {
 
 fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &LeaksArgs) -> anyhow::Result<Leaks> {
     let interval = if args.interval.is_finite() { args.interval.clamp(0.0, INTERVAL_MAX_S) } else { 1.0 };
-    let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
+    let pace = Pace::of_command(args.pause);
     let memory_max_bytes = memory_max(args.memory_max);
     let plan = Plan { looks: args.looks, interval: Duration::from_secs_f64(interval), pace, memory_max_bytes };
     let mut leaks = match args.record {

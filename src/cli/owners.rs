@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::Args;
 
@@ -92,7 +91,7 @@ pub fn run(args: &OwnersArgs) -> anyhow::Result<()> {
 }
 
 fn of(memory: &dyn Memory, pid: u32, comm: &str, args: &OwnersArgs) -> anyhow::Result<Owners> {
-    let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
+    let pace = Pace::of_command(args.pause);
     let wanted = Wanted {
         type_name: args.type_name.clone(),
         path: args.path,

@@ -130,7 +130,7 @@ fn pinned_by(memory: &LiveMemory, args: &TrimArgs, report: &TrimReport) -> Optio
     if !has_nothing && !args.dry_run {
         return None;
     }
-    let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: false };
+    let options = Options { level: Level::Full, pace: Pace::of_command(0), with_not_malloc: false };
     let census = take(memory, args.pid, &report.comm, options, &mut LayoutCache::of_malloc()).ok()?.census;
     let verdict = judge(&census, None);
     let is_more = verdict.evidence.ladder.pinned_bytes > report.predicted_bytes;
@@ -140,7 +140,7 @@ fn pinned_by(memory: &LiveMemory, args: &TrimArgs, report: &TrimReport) -> Optio
 }
 
 fn carry_out(memory: &LiveMemory, args: &TrimArgs, asks: bool, report: &mut TrimReport) -> Result<(), TrimRefusal> {
-    let pace = Pace { pause_per_mib: Duration::from_millis(args.pause), ..Pace::default() };
+    let pace = Pace::of_command(args.pause);
     let request = Request { pad_bytes: args.pad, stall_max: args.max_stall, pace };
     let mut layouts = LayoutCache::of_malloc();
     let rate = Rate::measure().map_err(|error| crate::inject::Refusal::Kernel { what: "cannot measure", reason: error.to_string() })?;

@@ -12,7 +12,13 @@ use super::target::{Target, build};
 
 const OPTIONS: Options = Options {
     level: Level::Full,
-    pace: Pace { window_bytes: 256 << 10, pause_per_mib: Duration::ZERO, duration_max: Duration::from_secs(5), sample_windows: 400 },
+    pace: Pace {
+        window_bytes: 256 << 10,
+        pause_per_mib: Duration::ZERO,
+        duration_max: Duration::from_secs(5),
+        sample_windows: 400,
+        threads: 1,
+    },
     with_not_malloc: false,
 };
 

@@ -9,7 +9,13 @@ use super::target::{Target, build};
 
 const OPTIONS: Options = Options {
     level: Level::Full,
-    pace: Pace { window_bytes: 256 << 10, pause_per_mib: Duration::ZERO, duration_max: Duration::from_secs(20), sample_windows: 400 },
+    pace: Pace {
+        window_bytes: 256 << 10,
+        pause_per_mib: Duration::ZERO,
+        duration_max: Duration::from_secs(20),
+        sample_windows: 400,
+        threads: 2,
+    },
     with_not_malloc: false,
 };
 
@@ -26,9 +32,10 @@ fn blocks_that_are_never_freed_are_found_in_every_walk_of_a_busy_heap() {
     let walks = 12;
     let (mut missed, mut unknown, mut extent) = (0usize, 0u64, 0u64);
     let mut unusable = Vec::new();
-    for _ in 0..walks {
+    for number in 0..walks {
         // On a machine that is busy with other tests the walk is slow, which does not matter here.
-        let options = Options { pace: Pace { duration_max: Duration::from_secs(600), ..Pace::default() }, ..OPTIONS };
+        let options =
+            Options { pace: Pace { duration_max: Duration::from_secs(600), threads: 1 + number % 2, ..Pace::default() }, ..OPTIONS };
         let taken = take(&target.memory(), target.pid(), "busy", options, &mut LayoutCache::default()).unwrap();
         let heap = &taken.census.heaps[0];
         unusable.extend((!taken.census.walk.usable).then_some(taken.census.walk));

@@ -5,6 +5,7 @@ pub mod lists;
 pub mod locate;
 pub mod mmapped;
 pub mod parse;
+mod parts;
 pub mod regions;
 pub mod sample;
 pub mod tcache;

@@ -79,7 +79,7 @@ pub enum Kind {
 }
 
 /// What the parser needs to know of the region.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// First address after the region.
     pub end: u64,

@@ -5,12 +5,15 @@
 //! never helps. (2) Near the region's end a bad header usually means that top moved: read it again. (3) After a bad header in mid-window,
 //! commit the chunks before it and read from there. (4) Go back to the start of an earlier window, discard what was found since, and walk
 //! the stretch again. (5) Otherwise find a new boundary by trial, and report the gap as unknown.
+//!
+//! [`parts`](super::parts) walks a long region with several threads.
 
 use std::collections::VecDeque;
 
 use super::super::memory::{Piece, word_at};
 use super::layout::{CHUNK_BYTES_MIN, FLAGS, PREV_INUSE, TOP_BEFORE_BINS};
 use super::parse::{Bounds, Kind, Parsed, Record, Snapshot, find_boundary, find_piece, is_sound_header, parse};
+use super::parts::{self, Cut};
 use super::walker::Walker;
 use crate::heap::residency::page_up;
 
@@ -27,6 +30,9 @@ const WALKED_AGAIN_MAX: u64 = 4096;
 const NEAR_END_BYTES: u64 = 4 << 20;
 /// Chunk size from which only headers are read: a hop costs as much as copying 12 KiB.
 const HOP_BYTES_MIN: u64 = 16 << 10;
+
+/// Bytes searched for a boundary by a walk ahead: where none is found, chunks are large, and going from header to header is cheaper.
+const AHEAD_BYTES: u64 = 64 << 10;
 
 /// A region to walk.
 #[derive(Debug, Clone, Copy)]
@@ -45,26 +51,24 @@ impl Walker<'_> {
     /// Walks a region into one region of the table, or several if foreign memory lies between its pieces.
     pub fn walk(&mut self, plan: &RegionPlan) {
         self.table.begin_region(plan.start, plan.arena);
-        RegionWalk {
-            bounds: plan.bounds,
-            plan: *plan,
-            at: plan.start,
-            held_back: Vec::new(),
-            tries: 0,
-            last_broken: 0,
-            starts: VecDeque::with_capacity(GO_BACK_MAX),
-            is_hopping: false,
-        }
-        .run(self);
+        let mut walk = RegionWalk::new(plan);
+        let cut = Cut::of(plan, self.pacer.threads());
+        if cut.threads == 1 { walk.run(self) } else { parts::walk(walk, self, cut) }
     }
 }
 
 /// The state of one region's walk.
-struct RegionWalk {
-    plan: RegionPlan,
-    bounds: Bounds,
+pub(super) struct RegionWalk {
+    pub(super) plan: RegionPlan,
+    pub(super) bounds: Bounds,
     /// The next address without a record.
-    at: u64,
+    pub(super) at: u64,
+    /// Where this walk stops: it does not begin another window from there on. The region's end, or that of a part.
+    pub(super) stop: u64,
+    /// It began at a boundary found by trial, and looks for no other one beyond its stop.
+    pub(super) is_ahead: bool,
+    /// It ended before its stop, with nothing left to be found.
+    is_ended: bool,
     /// Records of the window before that were not committed; the first one begins at `at`.
     held_back: Vec<Record>,
     tries: u32,
@@ -76,12 +80,54 @@ struct RegionWalk {
 }
 
 impl RegionWalk {
-    fn run(&mut self, walker: &mut Walker<'_>) {
+    /// A walk that has not begun.
+    pub(super) fn new(plan: &RegionPlan) -> Self {
+        Self {
+            bounds: plan.bounds,
+            plan: *plan,
+            at: plan.start,
+            stop: u64::MAX,
+            is_ahead: false,
+            is_ended: false,
+            held_back: Vec::new(),
+            tries: 0,
+            last_broken: 0,
+            starts: VecDeque::with_capacity(GO_BACK_MAX),
+            is_hopping: false,
+        }
+    }
+
+    /// Begins anew at a boundary that was found by trial.
+    pub(super) fn begin_at(&mut self, walker: &mut Walker<'_>, found: u64) {
+        walker.begin_again(found, self.plan.arena);
+        self.go_on_at(found);
+    }
+
+    /// Goes on at an address that another walk has reached.
+    pub(super) fn go_on_at(&mut self, at: u64) {
+        self.at = at;
+        self.held_back.clear();
+        self.starts.clear();
+        self.tries = 0;
+        self.is_hopping = false;
+    }
+
+    /// Whether there is something left before an address.
+    pub(super) fn is_before(&self, stop: u64) -> bool {
+        !self.is_ended && self.at < self.bounds.end.min(stop)
+    }
+
+    /// Walks to the end of the region, or to the first boundary from the stop on.
+    pub(super) fn run(&mut self, walker: &mut Walker<'_>) {
         let mut snapshot = Snapshot::default();
         let mut records: Vec<Record> = Vec::new();
-        while self.at < self.bounds.end {
+        while self.is_before(self.stop) {
             if walker.pacer.is_over() || walker.table.len() >= super::super::chunks::CHUNKS_MAX {
+                if self.is_ahead {
+                    break;
+                }
                 walker.commit_gap(self.bounds.end - self.at, true);
+                self.at = self.bounds.end;
                 break;
             }
             if self.is_hopping {
@@ -89,9 +135,7 @@ impl RegionWalk {
                 continue;
             }
             if !walker.load(&mut snapshot, self.at, self.bounds.end) {
-                if !self.step_over_unreadable(walker) {
-                    break;
-                }
+                self.is_ended = !self.step_over_unreadable(walker);
                 continue;
             }
             let mut parsed = parse(&snapshot, self.at, &self.bounds, &mut records);
@@ -120,6 +164,7 @@ impl RegionWalk {
                     // A heap ended by its fencepost before the end that its heap_info gives.
                     walker.commit_gap(self.bounds.end - parsed.stop, false);
                 }
+                self.is_ended = true;
                 break;
             }
             if records.is_empty() {
@@ -221,27 +266,14 @@ impl RegionWalk {
     fn resynchronise(&mut self, walker: &mut Walker<'_>, snapshot: &mut Snapshot, from: u64, is_unread: bool) {
         walker.quality.resynchronised += 1;
         self.starts.clear();
-        let mut from = from;
-        let mut found = None;
-        while found.is_none() && from < self.bounds.end && !walker.pacer.is_over() {
-            if from + 64 >= snapshot.end || from < snapshot.start {
-                if snapshot.end >= self.bounds.end && from >= snapshot.start {
-                    break;
-                }
-                // Never-touched and swapped pages hold no boundary that could be read.
-                let Some(present) = walker.next_present(from, self.bounds.end) else { break };
-                from = present;
-                if !walker.load(snapshot, from, self.bounds.end) {
-                    from = page_up(from + 1);
-                    continue;
-                }
+        let found = self.search(walker, snapshot, from);
+        if self.is_ahead {
+            // What led here may have been wrong from its start on. The walk that arrives here from the part before knows more.
+            self.is_ended = found.is_none();
+            if let Some(found) = found {
+                self.begin_at(walker, found);
             }
-            found = if self.bounds.goes_on_after_top { find_piece(snapshot, from, &self.bounds) } else { None };
-            found = found.or_else(|| find_boundary(snapshot, from, &self.bounds));
-            if found.is_none() {
-                let searched = from.saturating_add(32 << 10);
-                from = if searched + 64 < snapshot.end { searched } else { (snapshot.end & !15).max(from + 16) };
-            }
+            return;
         }
         let top = self.bounds.top.filter(|&top| self.at < top && top < self.bounds.end);
         let end = found.or(top).unwrap_or(self.bounds.end).min(self.bounds.end).max(self.at);
@@ -253,6 +285,36 @@ impl RegionWalk {
         }
         walker.commit_gap(end - self.at, is_unread || (found.is_none() && top.is_none()));
         self.at = end;
+    }
+
+    /// The first boundary from `from` on that can be found by trial.
+    pub(super) fn search(&self, walker: &mut Walker<'_>, snapshot: &mut Snapshot, from: u64) -> Option<u64> {
+        let mut from = from;
+        let (mut end, mut read_end) = (self.bounds.end, self.bounds.end);
+        if self.is_ahead {
+            end = end.min(self.stop).min(from.saturating_add(AHEAD_BYTES));
+            read_end = read_end.min(end.saturating_add(AHEAD_BYTES));
+        }
+        while from < end && !walker.pacer.is_over() {
+            if from + 64 >= snapshot.end || from < snapshot.start {
+                if snapshot.end >= self.bounds.end && from >= snapshot.start {
+                    break;
+                }
+                // Never-touched and swapped pages hold no boundary that could be read.
+                from = walker.next_present(from, end)?;
+                if !walker.load(snapshot, from, read_end) {
+                    from = page_up(from + 1);
+                    continue;
+                }
+            }
+            let piece = if self.bounds.goes_on_after_top { find_piece(snapshot, from, &self.bounds) } else { None };
+            if let Some(found) = piece.or_else(|| find_boundary(snapshot, from, &self.bounds)) {
+                return Some(found);
+            }
+            let searched = from.saturating_add(32 << 10);
+            from = if searched + 64 < snapshot.end { searched } else { (snapshot.end & !15).max(from + 16) };
+        }
+        None
     }
 
     /// The page at `at` cannot be read: top may have moved, or the pages are swapped out or gone. `false` ends the region.
@@ -304,7 +366,7 @@ impl RegionWalk {
             self.tries = 0;
             self.held_back.clear();
             here = there;
-            if here[1] & !FLAGS < HOP_BYTES_MIN || walker.pacer.is_over() {
+            if here[1] & !FLAGS < HOP_BYTES_MIN || self.at >= self.stop || walker.pacer.is_over() {
                 return;
             }
         }
@@ -335,6 +397,10 @@ impl RegionWalk {
             return;
         }
         self.tries = 0;
+        if self.is_ahead {
+            self.is_ended = true;
+            return;
+        }
         walker.quality.broken_headers += 1;
         let skip = bytes.min(self.bounds.end.saturating_sub(self.at));
         walker.commit_gap(skip, true);

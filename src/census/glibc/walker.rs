@@ -67,6 +67,40 @@ impl<'a> Walker<'a> {
         }
     }
 
+    /// A walker for another thread, with a table of its own.
+    #[must_use]
+    pub(super) fn of_thread(&self) -> Self {
+        Self {
+            tcache_key: self.tcache_key,
+            fast_sizes: self.fast_sizes.clone(),
+            heaps: self.heaps.clone(),
+            ..Self::new(self.memory, self.layout, self.pacer.of_thread())
+        }
+    }
+
+    /// Forgets what was found, and begins a region.
+    pub(super) fn begin_again(&mut self, start: u64, arena: u32) {
+        self.table = ChunkTable::for_glibc();
+        self.table.begin_region(start, arena);
+        self.quality = WalkQuality::default();
+        self.fast_candidates.clear();
+        self.fast_candidates_refused = 0;
+    }
+
+    /// Adds what another walker found in a region from the chunk at `from` on, where the current region ends. `false` if no chunk begins
+    /// there.
+    pub(super) fn take_over(&mut self, other: &Walker<'_>, from: u64) -> bool {
+        if !self.table.append_from(&other.table, from) {
+            return false;
+        }
+        self.quality.add(&other.quality);
+        let candidates = other.fast_candidates.iter().filter(|candidate| candidate.start >= from);
+        let room = FAST_CANDIDATES_MAX - self.fast_candidates.len().min(FAST_CANDIDATES_MAX);
+        self.fast_candidates_refused += other.fast_candidates_refused + (candidates.clone().count().saturating_sub(room)) as u64;
+        self.fast_candidates.extend(candidates.take(room));
+        true
+    }
+
     /// A reader of windows at random addresses.
     #[must_use]
     pub(super) fn for_samples(memory: &'a dyn Memory, pacer: Pacer) -> Self {

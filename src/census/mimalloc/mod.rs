@@ -14,6 +14,7 @@ pub mod segments;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::thread;
 
 use self::arenas::Arenas;
 use self::pages::StartRule;
@@ -135,8 +136,7 @@ fn walk(sight: &Sight<'_>, found: &Found) -> HeapWalk {
     let mut quality = WalkQuality { windows: found.list.len() as u64, ..WalkQuality::default() };
     let mut chunks = ChunkTable::default();
     if sight.options.level == Level::Full {
-        let mut all = Walk::new(sight, found);
-        found.list.iter().for_each(|segment| all.add(segment));
+        let all = walk_segments(sight, found);
         account.ladder.trimmable_bytes = found.returns_all.then_some(all.trimmable_bytes);
         (chunks, quality) = all.finish();
         fill(&mut account, &chunks, &mut pages);
@@ -172,7 +172,35 @@ fn fill(account: &mut HeapAccount, chunks: &ChunkTable, pages: &mut PageCache<'_
     account.occupancy = Some(occupancy);
 }
 
-/// A walk over all pages.
+/// Walks all segments, with as many threads as the pace allows. Those that the system refuses to start are done without.
+fn walk_segments<'a>(sight: &Sight<'a>, found: &Found) -> Walk<'a> {
+    let mut all = Walk::new(sight, found);
+    let threads = all.pacer.threads().clamp(1, found.list.len().max(1));
+    let mut groups = found.list.chunks(found.list.len().div_ceil(threads).max(1));
+    let own = groups.next().unwrap_or_default();
+    thread::scope(|scope| {
+        let others: Vec<_> = groups
+            .map(|group| {
+                let mut walk = all.of_thread();
+                let job = move || {
+                    group.iter().for_each(|segment| walk.add(segment));
+                    walk
+                };
+                (group, thread::Builder::new().name("census".to_owned()).spawn_scoped(scope, job).ok())
+            })
+            .collect();
+        own.iter().for_each(|segment| all.add(segment));
+        for (group, other) in others {
+            match other.and_then(|other| other.join().ok()) {
+                Some(walk) => all.take_over(&walk),
+                None => group.iter().for_each(|segment| all.add(segment)),
+            }
+        }
+    });
+    all
+}
+
+/// A walk over pages.
 struct Walk<'a> {
     memory: &'a dyn Memory,
     form: PageForm,
@@ -184,6 +212,8 @@ struct Walk<'a> {
     chunks: ChunkTable,
     quality: WalkQuality,
     trimmable_bytes: u64,
+    /// Contents of the page that is being read.
+    bytes: Vec<u8>,
 }
 
 impl<'a> Walk<'a> {
@@ -198,9 +228,32 @@ impl<'a> Walk<'a> {
             chunks: ChunkTable::for_mimalloc(),
             quality: WalkQuality::default(),
             trimmable_bytes: 0,
+            bytes: Vec::new(),
         };
         walk.follow_heaps(found);
         walk
+    }
+
+    /// A walk for another thread, with a table of its own.
+    fn of_thread(&self) -> Self {
+        Self {
+            delayed: self.delayed.clone(),
+            pacer: self.pacer.of_thread(),
+            pages: PageCache::new(self.memory),
+            chunks: ChunkTable::for_mimalloc(),
+            quality: WalkQuality::default(),
+            trimmable_bytes: 0,
+            bytes: Vec::new(),
+            ..*self
+        }
+    }
+
+    /// Adds what another walk found.
+    fn take_over(&mut self, other: &Self) {
+        self.chunks.append_regions(&other.chunks);
+        self.quality.add(&other.quality);
+        self.pacer.add(&other.pacer);
+        self.trimmable_bytes += other.trimmable_bytes;
     }
 
     /// Follows the lists of blocks that other threads freed while their pages were full.
@@ -321,17 +374,25 @@ impl<'a> Walk<'a> {
         for _ in 0..TRIES {
             let has_lists = page.free.iter().any(|&block| block != 0) || page.thread_free != 0;
             let wanted = page.capacity.saturating_mul(page.block_bytes).min(page.bytes);
-            let mut bytes = vec![0u8; if has_lists { usize::try_from(wanted).ok()? } else { 0 }];
-            let range = start..start.saturating_add(bytes.len() as u64);
+            let length = if has_lists { usize::try_from(wanted).ok()? } else { 0 };
+            if self.bytes.len() < length {
+                self.bytes.resize(length, 0);
+            }
+            let bytes = self.bytes.get_mut(..length)?;
+            let range = start..start.saturating_add(length as u64);
             let runs = self.pages.runs_for(range.clone());
+            // What is not present reads as zeros; the buffer has another page's contents.
+            let mut done = 0;
             for run in runs.within(range).filter(|run| run.state.present) {
                 let (from, to) = ((run.start - start) as usize, (run.end - start) as usize);
+                bytes.get_mut(done..from).unwrap_or_default().fill(0);
                 let Some(part) = bytes.get_mut(from..to) else { continue };
-                let length = part.len();
-                self.memory.read_pieces(&[Piece { addr: run.start, bytes: length }], part);
+                let piece = Piece { addr: run.start, bytes: part.len() };
+                done = from + self.memory.read_pieces(&[piece], part);
             }
-            self.pacer.read(bytes.len() as u64);
-            if let Some(chunks) = pages::chunks(&page, start, &bytes, &delayed) {
+            bytes.get_mut(done..).unwrap_or_default().fill(0);
+            self.pacer.read(length as u64);
+            if let Some(chunks) = pages::chunks(&page, start, bytes, &delayed) {
                 return Some(chunks);
             }
             self.pages.forget();
