@@ -135,7 +135,8 @@ impl RegionWalk {
                 continue;
             }
             if !walker.load(&mut snapshot, self.at, self.bounds.end) {
-                self.is_ended = !self.step_over_unreadable(walker);
+                let goes_on = self.step_over_unreadable(walker);
+                self.is_ended |= !goes_on;
                 continue;
             }
             let mut parsed = parse(&snapshot, self.at, &self.bounds, &mut records);
