@@ -12,7 +12,7 @@ use crate::probe::plan::{FilePlan, Planner};
 use crate::process::Process;
 use crate::session::target::attach_file;
 use crate::session::tier::windows::cpu_time::of_process_ns;
-use crate::session::tier::windows::target::spent;
+use crate::session::tier::windows::spent::spent;
 use crate::units::{Addr, Pid};
 
 /// Rounds; the median counts.

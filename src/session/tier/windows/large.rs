@@ -21,8 +21,9 @@ use crate::selective::builds::{KnownSites, find_now};
 use crate::selective::{Holds, LargeSite, LargeSites, SEEN_FROM_BYTES};
 use crate::session::monotonic_ns;
 use crate::session::reaper::Ticket;
+use crate::session::tier::windows::spent::spent;
 use crate::session::tier::windows::state::{LargeState, lock};
-use crate::session::tier::windows::target::{Tools, is_lossy, spent};
+use crate::session::tier::windows::target::{Tools, is_lossy};
 use crate::units::{Pid, grouped};
 
 /// What attaching or detaching these probes costs a running target, in seconds (see `AROUND_WINDOW_S` of [`crate::governor::pace`]).

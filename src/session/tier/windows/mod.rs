@@ -16,9 +16,9 @@ mod contents;
 pub mod cpu_time;
 mod large;
 mod profile;
-mod state;
-
 mod sink;
+mod spent;
+mod state;
 mod status;
 mod target;
 

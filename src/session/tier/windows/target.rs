@@ -11,7 +11,7 @@ use full::{Full, PIECE_S};
 use crate::allocator::FreedRule;
 use crate::capture::{AttachFile, Attached, Capture, Hits, Ring, Slot, TargetLoss};
 use crate::governor::retention::{BlockContents, BlockQuery, ContentSample, OF_WINDOW_MAX, Retention};
-use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, Spent, ThreadTime, Tier, WindowClass, WindowCost, WindowTimes};
+use crate::governor::{Cycle, Estimator, HitCosts, Pace, Schedule, ThreadTime, Tier, WindowClass, WindowCost, WindowTimes};
 use crate::managed::{self, SharedManaged};
 use crate::probe::plan::Planner;
 use crate::process::{Maps, Process};
@@ -27,6 +27,7 @@ use crate::session::throwing::{ReturnProbePolicy, may_throw, memory_is_limited};
 use crate::session::tier::windows::contents::BlockReader;
 use crate::session::tier::windows::cpu_time;
 use crate::session::tier::windows::large::{Large, Owner};
+use crate::session::tier::windows::spent::{inside, run_in_window, spent};
 use crate::session::tier::windows::state::{ProcessState, SharedStates, lock};
 use crate::session::{Error, monotonic_ns};
 use crate::symbol::{AddressSpace, read_perf_map};
@@ -38,8 +39,6 @@ const LOOK_AHEAD_PART: u64 = 4;
 const LOOK_AHEAD_NS_MAX: u64 = 25_000_000;
 /// Minimum age at which a block is read: its owner has written it by then.
 const LOOK_AGE_MIN_NS: u64 = 5_000_000;
-/// Minimum number of hits from which their number shows how far a process got.
-const HITS_TELL_MIN: u64 = 100;
 /// Seconds between two checks of a process whose first full trace has just begun.
 const TRIAL_LOOK_S: f64 = 0.002;
 /// Seconds between two checks of whether the probes of a closed window are out.
@@ -667,39 +666,6 @@ fn load_so_far(process: &Process) -> f64 {
         Some(run_ns) if age_s >= LOAD_AGE_MIN_S => run_ns as f64 / 1e9 / age_s,
         _ => 1.0,
     }
-}
-
-/// The probes' work so far, as the cost model takes it.
-pub fn spent(hits: Hits) -> Spent {
-    Spent {
-        allocations: hits.allocations,
-        frees: hits.frees,
-        returns: hits.returns,
-        stepped: u64::from(hits.stepped),
-        programs_ns: hits.programs_ns,
-    }
-}
-
-/// The time that a process ran in a window, derived from the time that it ran until the end of the window was noticed. Hits continue until
-/// then, at the cost of a trap alone, and are a better measure of its progress than the clock: it may not have had a CPU all the time.
-fn run_in_window(costs: HitCosts, ran_s: f64, share: f64, at_open: Hits, at_close: Hits) -> f64 {
-    let (all, inside) = (spent(at_close).since(spent(at_open)), inside(at_open, at_close));
-    let after = all.since(inside);
-    if after.hits() == 0 || all.hits() < HITS_TELL_MIN {
-        return ran_s * share;
-    }
-    let inside_s = costs.spent_s(inside).min(ran_s);
-    let own_s = (ran_s - inside_s - costs.passed_over_s(after)).max(0.0);
-    inside_s + own_s * inside.hits() as f64 / all.hits() as f64
-}
-
-/// The probes' work from a window's opening to its end, without the hits between its end and the moment that was noticed.
-fn inside(at_open: Hits, at_close: Hits) -> Spent {
-    let all = spent(at_close).since(spent(at_open));
-    let on = at_close.off_at.map_or(all.hits(), |off_at| off_at.saturating_sub(at_open.allocations + at_open.frees)).min(all.hits());
-    let of_on = |count: u64| (u128::from(count) * u128::from(on) / u128::from(all.hits().max(1))) as u64;
-    let frees = of_on(all.frees);
-    Spent { allocations: on - frees, frees, stepped: of_on(all.stepped), ..all }
 }
 
 /// Whether allocation or free records were lost since.

@@ -4,8 +4,9 @@ use crate::capture::{Attached, Hits, TargetLoss};
 use crate::governor::{HitCosts, Tier, WindowCost, WindowTimes};
 use crate::session::monotonic_ns;
 use crate::session::report::heap::{self, Before};
+use crate::session::tier::windows::spent::{inside, spent};
 use crate::session::tier::windows::state::{ProcessState, lock};
-use crate::session::tier::windows::target::{State, Target, Tools, inside, is_lossy, spent};
+use crate::session::tier::windows::target::{State, Target, Tools, is_lossy};
 
 /// Length of the pieces in which a full trace's cost is accounted, in seconds.
 pub(super) const PIECE_S: f64 = 1.0;
