@@ -107,7 +107,7 @@ impl Reachability {
             let read = registers.as_ref().map(|registers| move || registers.read());
             let read = read.as_ref().map(|read| read as &dyn Fn() -> Vec<u64>);
             let wanted = Wanted { with_shares: true, ..Wanted::default() };
-            match survey(memory, (pid, comm), Pace::default(), by, &wanted, read) {
+            match survey(memory, (pid, comm), Pace::of_command(0), by, &wanted, read) {
                 Ok(owners) => found.held_by = held_by(&owners, by),
                 Err(error) => found.left_out.push(format!("what holds the memory: {error}")),
             }
