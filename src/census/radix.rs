@@ -46,6 +46,9 @@ pub struct Shape {
     /// Root words in use at most: a root is nearly empty, as one word covers a GiB and more. This alone rejects tables
     /// of pointers.
     pub filled_max: u32,
+    /// Bytes of the data that the root lies in, at least: how much else the allocator has there tells a small root from many tables. 0: the
+    /// root's own are enough.
+    pub object_bytes_min: u64,
 }
 
 impl Shape {
@@ -72,24 +75,38 @@ impl Shape {
 
     /// The location of an address's entry, given the node or leaf that its root word points to.
     fn entry_of(&self, memory: &dyn Memory, child: u64, addr: u64) -> Option<u64> {
-        let leaf = if self.node_bits == 0 {
-            child
-        } else {
-            let slot = addr >> self.leaf_reach_bits() & ((1 << self.node_bits) - 1);
-            memory.word(child.wrapping_add(8 * slot)).filter(|&leaf| is_node(leaf, *self))?
-        };
-        let slot = addr >> self.page_bits & ((1 << self.leaf_bits) - 1);
-        Some(leaf.wrapping_add(self.leaf_offset).wrapping_add(8 * self.entry_words * slot))
+        let leaf = if self.node_bits == 0 { child } else { self.leaf_of(memory, child, addr)? };
+        Some(self.entry_in(leaf, addr))
     }
 
-    /// How many of these addresses, of one root word's stretch, have an entry under its node or leaf that `owns` accepts.
-    fn owned(&self, memory: &dyn Memory, child: u64, addrs: &[u64], owns: impl Fn(Entry, u64) -> bool) -> usize {
-        let located: Vec<(u64, u64)> = addrs.iter().filter_map(|&addr| Some((addr, self.entry_of(memory, child, addr)?))).collect();
+    /// The leaf that a node leads to.
+    fn leaf_of(&self, memory: &dyn Memory, node: u64, addr: u64) -> Option<u64> {
+        let slot = addr >> self.leaf_reach_bits() & ((1 << self.node_bits) - 1);
+        memory.word(node.wrapping_add(8 * slot)).filter(|&leaf| is_node(leaf, *self))
+    }
+
+    fn entry_in(&self, leaf: u64, addr: u64) -> u64 {
+        let slot = addr >> self.page_bits & ((1 << self.leaf_bits) - 1);
+        leaf.wrapping_add(self.leaf_offset).wrapping_add(8 * self.entry_words * slot)
+    }
+
+    /// How many of these addresses, of one root word's stretch, have an entry under its node or leaf that `owns` accepts. Counts what is read.
+    fn owned(&self, memory: &dyn Memory, child: u64, addrs: &[u64], owns: impl Fn(Entry, u64) -> bool, reads: &mut u64) -> usize {
         let accepts = |addr, bytes: &[u8]| Some(Entry::of(bytes)).is_some_and(|entry| entry.first != 0 && owns(entry, addr));
         if self.node_bits != 0 {
-            let entry = |at| memory.bytes(at, self.entry_bytes());
-            return located.into_iter().filter(|&(addr, at)| entry(at).is_some_and(|bytes| accepts(addr, &bytes))).count();
+            let mut owned = 0;
+            // A word that leads to no node is one of many that are tried, and has no leaf for most of the addresses.
+            for of_leaf in addrs.chunk_by(|one, other| one >> self.leaf_reach_bits() == other >> self.leaf_reach_bits()) {
+                *reads += 1;
+                let Some(leaf) = of_leaf.first().and_then(|&addr| self.leaf_of(memory, child, addr)) else { continue };
+                *reads += of_leaf.len() as u64;
+                let entry = |addr| memory.bytes(self.entry_in(leaf, addr), self.entry_bytes());
+                owned += of_leaf.iter().filter(|&&addr| entry(addr).is_some_and(|bytes| accepts(addr, &bytes))).count();
+            }
+            return owned;
         }
+        *reads += addrs.len() as u64;
+        let located: Vec<(u64, u64)> = addrs.iter().map(|&addr| (addr, self.entry_in(child, addr))).collect();
         // Those of one leaf are read together: a program may have thousands of words that look like leading to one.
         let (Some(first), Some(last)) = (located.iter().map(|one| one.1).min(), located.iter().map(|one| one.1).max()) else { return 0 };
         let Ok(runs) = memory.page_runs(first..last.saturating_add(8 * self.entry_words)) else { return 0 };
@@ -158,7 +175,8 @@ pub fn find(
     let anonymous = anonymous_ranges(maps);
     let mapped = joined(&anonymous);
     let samples = PAGES_A_LEAF.map(|_| OnceCell::new());
-    for one in objects.iter().filter(|one| one.bytes() >= shape.root_words * 8) {
+    let bytes_min = shape.object_bytes_min.max(shape.root_words * 8);
+    for one in objects.iter().filter(|one| one.bytes() >= bytes_min) {
         let object = one.object();
         let remembered = roots.by_build_id.get(one.build_id().as_ref()).map(|distance| object.base.wrapping_add(distance));
         let data = OnceCell::new();
@@ -210,8 +228,7 @@ fn votes(
     let mut reads = 0u64;
     for (index, child) in pointers.take(CANDIDATES_MAX) {
         for (root, addrs) in roots_at(index) {
-            let owned = shape.owned(memory, child, addrs, &owns);
-            reads += addrs.len() as u64;
+            let owned = shape.owned(memory, child, addrs, &owns, &mut reads);
             *votes.entry(root).or_default() += u32::try_from(owned).unwrap_or(u32::MAX);
         }
         if reads > READS_MAX {
@@ -226,7 +243,7 @@ fn is_root(memory: &dyn Memory, root: u64, samples: &[(u64, Vec<u64>)], shape: S
     let mut found = 0usize;
     for (stretch, addrs) in samples.iter().filter(|&&(stretch, _)| stretch < shape.root_words) {
         let Some(child) = memory.word(root.wrapping_add(8 * stretch)).filter(|&child| is_node(child, shape)) else { continue };
-        found += shape.owned(memory, child, addrs, &owns);
+        found += shape.owned(memory, child, addrs, &owns, &mut 0);
         if found >= VERIFIED_MIN {
             return true;
         }
@@ -413,6 +430,7 @@ mod tests {
         page_bits: 12,
         alignment: 64,
         filled_max: 2048,
+        object_bytes_min: 0,
     };
 
     #[test]

@@ -27,6 +27,7 @@ const SHAPE: Shape = Shape {
     page_bits: 13,
     alignment: 8,
     filled_max: 2048,
+    object_bytes_min: 0,
 };
 const PAGE_BYTES: u64 = 1 << SHAPE.page_bits;
 const SPAN_BYTES: usize = 48;

@@ -108,7 +108,7 @@ fn a_heap_of_googles_tcmalloc_is_counted_as_it_counts_itself() {
     }
 }
 
-/// With its sampler on, as it is by default, a sampled block takes pages of its own, and the sampler holds another one beside it.
+/// With its sampler on, as it is by default, a sampled block takes pages of its own; until 2026-07 the sampler holds another one beside it.
 #[test]
 fn blocks_that_googles_tcmalloc_sampled_count_once() {
     for file in files() {
@@ -122,7 +122,8 @@ fn blocks_that_googles_tcmalloc_sampled_count_once() {
             assert_eq!(missed(&target, &own, &taken), (held as usize, 0), "{what}");
             assert!((held..held + 64).contains(&heap.live_allocations.unwrap()), "{what}");
             let proxies = number(&own, "live_bytes") - heap.ladder.live_bytes.unwrap();
-            assert!(proxies > 0 && proxies < number(&own, "live_bytes") / 50, "{proxies}: {what}");
+            println!("{} {place}: {proxies} bytes held by the sampler", file.display());
+            assert!(proxies < number(&own, "live_bytes") / 50, "{proxies}: {what}");
             assert!(taken.census.walk.usable, "{what}");
         }
     }

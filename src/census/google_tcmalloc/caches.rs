@@ -139,20 +139,23 @@ impl Heap<'_> {
         if self.memory.word(first) != Some(first | 1) {
             return;
         }
-        caches.count += 1;
         let slab = read_present(self.memory, start..start + bytes);
         let words = slab.len() / 8;
-        for class in 1..self.classes.list.len() {
-            let (current, end) = (word16_at(&slab, 4 * class), word16_at(&slab, 4 * class + 2));
-            let Ok(number) = u16::try_from(class) else { return };
-            if current == 0 || self.classes.get(number).is_none() {
-                continue;
-            }
-            if current > end || usize::from(end) > words {
-                caches.torn_lists += 1;
-                continue;
-            }
-            let places = (0..usize::from(current)).rev().map(|place| word_at(&slab, 8 * place));
+        let headers = (1u16..).zip(self.classes.list.iter().skip(1)).filter(|(_, class)| class.bytes > 0).filter_map(|(number, _)| {
+            let at = 4 * usize::from(number);
+            let (current, end) = (word16_at(&slab, at), word16_at(&slab, at + 2));
+            (current > 0).then_some((number, usize::from(current), current <= end && usize::from(end) <= words))
+        });
+        let headers: Vec<(u16, usize, bool)> = headers.collect();
+        let torn = headers.iter().filter(|(.., is_sound)| !is_sound).count();
+        if 2 * torn > headers.len() {
+            // A place within a slab of another size, which has marks too.
+            return;
+        }
+        caches.count += 1;
+        caches.torn_lists += torn as u64;
+        for (number, current, _) in headers.into_iter().filter(|(.., is_sound)| *is_sound) {
+            let places = (0..current).rev().map(|place| word_at(&slab, 8 * place));
             let objects: Vec<u64> = places.take_while(|word| word & 1 == 0).collect();
             caches.add(self, number, &objects, objects.len() as u64);
         }

@@ -2,7 +2,8 @@
 //!
 //! `TransferCacheManager` (tcmalloc/transfer_cache.h) has a `TransferCache` for each size class, one behind the other, in the library's data;
 //! each ends with its `CentralFreeList`: {…, slot_info: used and capacity, 32 bits each; slots; lock; size_class; object_size;
-//! objects_per_span; …; pages_per_span} (transfer_cache_internals.h since 2023-12, central_freelist.h). The table is found by its form: classes
+//! objects_per_span, of 32 bits beside another number since 2026-07; …; pages_per_span} (transfer_cache_internals.h since 2023-12,
+//! central_freelist.h). The table is found by its form: classes
 //! that count up at equal distances, and objects that fill their spans.
 
 use std::collections::BTreeMap;
@@ -120,7 +121,7 @@ impl Classes {
 
 /// The class whose `size_class` is at a place of the data, if the pages of its spans are `pages_at` bytes behind it.
 fn class_at(data: &[u8], at: usize, page_bits: u32, pages_at: usize) -> Option<Class> {
-    let (bytes, objects, pages) = (word_at(data, at + 8), word_at(data, at + 16), word_at(data, at + pages_at));
+    let (bytes, objects, pages) = (word_at(data, at + 8), u64::from(word32_at(data, at + 16)), word_at(data, at + pages_at));
     let is_object = (8..=OBJECT_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(8);
     let is_sound = is_object && (1..PAGES_MAX).contains(&pages) && objects > 0 && (pages << page_bits) / bytes == objects;
     is_sound.then_some(Class { bytes, objects, pages })

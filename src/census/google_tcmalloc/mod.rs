@@ -8,8 +8,8 @@
 //!
 //! The extent is the memory that tcmalloc opened in its regions; what is in no span is free. Of an allocation that tcmalloc sampled, the
 //! block that the sampler holds beside it is overhead. Which free pages a release returns is not known: it depends on the statistics of the
-//! huge page filler. Not read: builds before 2024-03 and since 2026-07-28 (other spans), with pages of 4 KiB, without transfer caches
-//! (`TCMALLOC_INTERNAL_SMALL_BUT_SLOW`), and the transfer caches of single L3 caches, which machines with three and more of them have.
+//! huge page filler. Not read: builds before 2024-03 and from 2026-07-28 to 2026-08-11 (other spans), with pages of 4 KiB, without transfer
+//! caches (`TCMALLOC_INTERNAL_SMALL_BUT_SLOW`), and the transfer caches of single L3 caches, which machines with three and more of them have.
 
 pub mod caches;
 pub mod classes;
@@ -21,7 +21,7 @@ use std::ops::Range;
 use self::caches::{Caches, records};
 use self::classes::{Class, Classes};
 use self::page_map::{Entries, Entry, PageMap, RootsByBuild};
-use self::spans::{FreeForm, SAMPLE_BYTES, SPAN_BYTES, Span, allocated};
+use self::spans::{FreeForm, SAMPLE_BYTES, SPAN_BYTES, allocated};
 use super::account::{HeapAccount, Level, Sums, occupancy_of};
 use super::chunks::{ChunkState, ChunkTable};
 use super::memory::{Memory, MemoryError, Piece};
@@ -204,7 +204,7 @@ fn size_at(found: &Found, addr: u64) -> Option<u64> {
 
 /// The proxy of a sampled span and its bytes.
 fn proxy(memory: &dyn Memory, found: &Found, entry: &Entry, record: &[u8]) -> Option<(u64, u64)> {
-    let sampled = Span::parse(record, found.map.page_bits).filter(|_| entry.class == 0)?.sampled;
+    let sampled = found.map.span(record).filter(|_| entry.class == 0)?.sampled;
     if sampled == 0 {
         return None;
     }
@@ -318,7 +318,7 @@ impl<'a> Walk<'a> {
     /// Whether a record is that of a span.
     fn is_span(&self, entry: &Entry, record: &[u8]) -> bool {
         let page_bits = self.found.map.page_bits;
-        Span::parse(record, page_bits).is_some_and(|span| span.range(page_bits) == (entry.start..entry.end))
+        self.found.map.span(record).is_some_and(|span| span.range(page_bits) == (entry.start..entry.end))
     }
 
     fn state(&self, object: u64, is_free: bool) -> ChunkState {

@@ -1,7 +1,8 @@
 //! The page map, by which every span is found.
 //!
-//! `PageMap2` (tcmalloc/pagemap.h of 2024-03 to 2026-07) has a root of 2^(48 − page bits − 15) words in the library's bss, each the address of
-//! a leaf for 2^15 pages: {`sizeclass`: a byte or two for each page, `span_and_sizeclass`: a word for each page, `hugepage`: …}. The word is
+//! `PageMap2` (tcmalloc/pagemap.h of 2024-03 to 2026-08-11) has a root of 2^(48 − page bits − 15) words in the library's bss, each the address
+//! of a leaf for 2^15 pages. `PageMap3`, since then, has nodes between them: leaves and nodes have a third of the page number's bits each,
+//! rounded up, and the root the rest. A leaf is {`sizeclass`: a byte or two for each page, `span_and_sizeclass`: a word for each page, `hugepage`: …}. The word is
 //! the address of the page's `Span`; since 2025-02 its upper 16 bits are the size class again. The class of a page is set while its span
 //! holds small objects, and cleared before the span is deleted. The word of a span's first page is cleared with the span, those of its other
 //! pages may be old: a span is one if the word of its first page leads to it.
@@ -12,17 +13,28 @@ use super::super::memory::{Memory, is_user_address, word_at, word16_at};
 use super::super::objects::{ObjectData, read_present};
 use super::super::radix::{self, Roots, Shape, read_records};
 use super::super::reader::Sight;
-use super::spans::{SPAN_BYTES, Span};
+use super::spans::{ADDRESS_BITS, SPAN_BYTES, Span, SpanForm};
 
-/// log2 of the pages of a leaf (`kLeafBits`).
-const LEAF_BITS: u32 = 15;
-/// log2 of the page's bytes that builds have (`TCMALLOC_INTERNAL_8K_PAGES` and others, tcmalloc/common.h), and the bytes of a size class in a
-/// leaf (`CompactSizeClass`): two in builds with more than 256 classes.
-const BUILDS: [(u32, u32); 6] = [(13, 1), (15, 1), (18, 1), (13, 2), (15, 2), (18, 2)];
-/// Bits of an address (`kAddressBits`, tcmalloc/internal/config.h).
-const ADDRESS_BITS: u32 = 48;
-/// Leaves read: 1 TiB of pages of 8 KiB.
-const LEAVES_MAX: usize = 4096;
+/// Forms that builds have, the likeliest first.
+const BUILDS: [Build; 12] = [
+    Build::new(13, 1, Levels::Two),
+    Build::new(15, 1, Levels::Two),
+    Build::new(18, 1, Levels::Two),
+    Build::new(13, 1, Levels::Three),
+    Build::new(15, 1, Levels::Three),
+    Build::new(18, 1, Levels::Three),
+    Build::new(13, 2, Levels::Two),
+    Build::new(15, 2, Levels::Two),
+    Build::new(18, 2, Levels::Two),
+    Build::new(13, 2, Levels::Three),
+    Build::new(15, 2, Levels::Three),
+    Build::new(18, 2, Levels::Three),
+];
+/// Leaves and nodes read: 1 TiB of pages of 8 KiB in leaves of 2^12.
+const LEAVES_MAX: usize = 1 << 15;
+const NODES_MAX: usize = 64;
+/// Bytes of the library's data in releases with three levels, at least: their page allocators alone have more.
+const OBJECT_BYTES_MIN: u64 = 1 << 20;
 /// Spans of a process: 32 GiB of single pages of 8 KiB, at 32 bytes each here.
 const SPANS_MAX: usize = 1 << 22;
 
@@ -37,7 +49,71 @@ pub struct PageMap {
     /// The object with the root.
     pub object: ObjectData,
     root: u64,
-    class_bytes: u64,
+    build: Build,
+}
+
+/// Form of a page map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Build {
+    /// log2 of the page's bytes (`TCMALLOC_INTERNAL_8K_PAGES` and others, tcmalloc/common.h).
+    page_bits: u32,
+    /// Bytes of a size class in a leaf (`CompactSizeClass`): two in builds with more than 256 classes.
+    class_bytes: u32,
+    levels: Levels,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Levels {
+    /// `PageMap2`.
+    Two,
+    /// `PageMap3`.
+    Three,
+}
+
+impl Build {
+    const fn new(page_bits: u32, class_bytes: u32, levels: Levels) -> Self {
+        Self { page_bits, class_bytes, levels }
+    }
+
+    const fn shape(self) -> Shape {
+        let page_id_bits = ADDRESS_BITS - self.page_bits;
+        let (node_bits, leaf_bits, filled_max, object_bytes_min) = match self.levels {
+            Levels::Two => (0, 15, 2048, 0),
+            // A node stands for 128 GiB and more.
+            Levels::Three => (page_id_bits.div_ceil(3), page_id_bits.div_ceil(3), NODES_MAX as u32, OBJECT_BYTES_MIN),
+        };
+        Shape {
+            root_words: 1 << (page_id_bits - node_bits - leaf_bits),
+            node_bits,
+            leaf_bits,
+            entry_words: 1,
+            leaf_offset: (self.class_bytes as u64) << leaf_bits,
+            page_bits: self.page_bits,
+            alignment: 8,
+            filled_max,
+            object_bytes_min,
+        }
+    }
+
+    /// Words of the tables that lead to the leaves, and how many of what they lead to is read.
+    fn tables(self) -> impl Iterator<Item = (u64, usize)> {
+        let shape = self.shape();
+        let nodes = (shape.node_bits > 0).then_some((shape.root_words, NODES_MAX));
+        let last = if shape.node_bits > 0 { 1 << shape.node_bits } else { shape.root_words };
+        nodes.into_iter().chain([(last, LEAVES_MAX)])
+    }
+
+    fn span(self, record: &[u8]) -> Option<Span> {
+        Span::parse(record, self.page_bits, self.spans())
+    }
+
+    /// The form of spans in releases with such a page map.
+    const fn spans(self) -> SpanForm {
+        match self.levels {
+            Levels::Two => SpanForm::OwnWord,
+            Levels::Three => SpanForm::BesideFirstPage,
+        }
+    }
 }
 
 /// A span, by its entry in the page map.
@@ -87,35 +163,28 @@ impl Entries {
     }
 }
 
-fn shape((page_bits, class_bytes): (u32, u32)) -> Shape {
-    Shape {
-        root_words: 1 << (ADDRESS_BITS - page_bits - LEAF_BITS),
-        node_bits: 0,
-        leaf_bits: LEAF_BITS,
-        entry_words: 1,
-        leaf_offset: u64::from(class_bytes) << LEAF_BITS,
-        page_bits,
-        alignment: 8,
-        filled_max: 2048,
-    }
-}
-
 /// The address in a word of the page map; `None` if it has none.
 fn span_in(word: u64) -> Option<u64> {
     let addr = word & ((1 << ADDRESS_BITS) - 1);
     (is_user_address(addr) && addr.is_multiple_of(8)).then_some(addr)
 }
 
+/// The numbers and addresses of the nodes or leaves that a table leads to. `index`: the table's own number among those of its level.
+fn children(memory: &dyn Memory, index: u64, table: u64, words: u64) -> Vec<(u64, u64)> {
+    let bytes = read_present(memory, table..table.saturating_add(8 * words));
+    let numbered = (index * words..).zip(bytes.chunks_exact(8).map(|word| word_at(word, 0)));
+    numbered.filter(|(_, child)| is_user_address(*child)).collect()
+}
+
 /// Finds the page maps of each build that fits, the likeliest first: there may be false ones, of other allocators.
 pub fn find<'a>(sight: &'a Sight<'_>, roots: &'a mut RootsByBuild) -> impl Iterator<Item = PageMap> + 'a {
     BUILDS.into_iter().zip(roots).filter_map(|(build, roots)| {
-        let (page_bits, class_bytes) = build;
         let owns = |entry: radix::Entry, addr: u64| {
-            let span = span_in(entry.first).and_then(|span| Span::parse(&sight.memory.bytes(span, SPAN_BYTES)?, page_bits));
-            span.is_some_and(|span| span.range(page_bits).contains(&addr))
+            let span = span_in(entry.first).and_then(|span| build.span(&sight.memory.bytes(span, SPAN_BYTES)?));
+            span.is_some_and(|span| span.range(build.page_bits).contains(&addr))
         };
-        let found = radix::find(sight.memory, sight.maps, sight.objects, shape(build), roots, owns)?;
-        Some(PageMap { page_bits, object: found.object, root: found.root, class_bytes: u64::from(class_bytes) })
+        let found = radix::find(sight.memory, sight.maps, sight.objects, build.shape(), roots, owns)?;
+        Some(PageMap { page_bits: build.page_bits, object: found.object, root: found.root, build })
     })
 }
 
@@ -126,16 +195,25 @@ impl PageMap {
         1 << self.page_bits
     }
 
+    /// The span in a record.
+    #[must_use]
+    pub fn span(&self, record: &[u8]) -> Option<Span> {
+        self.build.span(record)
+    }
+
     /// Reads all spans.
     #[must_use]
     pub fn entries(&self, memory: &dyn Memory) -> Entries {
-        let root_bytes = 8 << (ADDRESS_BITS - self.page_bits - LEAF_BITS);
-        let root = read_present(memory, self.root..self.root.saturating_add(root_bytes));
-        let leaves: Vec<(u64, u64)> =
-            (0u64..).zip(root.chunks_exact(8).map(|word| word_at(word, 0))).filter(|(_, leaf)| is_user_address(*leaf)).collect();
-        let mut found = Entries { left_out: leaves.len().saturating_sub(LEAVES_MAX) as u64, ..Entries::default() };
-        for (index, leaf) in leaves.into_iter().take(LEAVES_MAX) {
-            self.add_leaf(memory, index, leaf, 0..1 << LEAF_BITS, &mut found);
+        let shape = self.build.shape();
+        let mut found = Entries::default();
+        let mut leaves = vec![(0, self.root)];
+        for (words, most) in self.build.tables() {
+            let all: Vec<(u64, u64)> = leaves.iter().flat_map(|&(index, table)| children(memory, index, table, words)).collect();
+            found.left_out += all.len().saturating_sub(most) as u64;
+            leaves = all.into_iter().take(most).collect();
+        }
+        for (index, leaf) in leaves {
+            self.add_leaf(memory, index, leaf, 0..1 << shape.leaf_bits, &mut found);
         }
         found.without_overlaps()
     }
@@ -144,9 +222,10 @@ impl PageMap {
     #[must_use]
     pub fn entries_in(&self, memory: &dyn Memory, range: Range<u64>) -> Entries {
         let mut found = Entries::default();
+        let leaf_bits = self.build.shape().leaf_bits;
         let (first, end) = (range.start >> self.page_bits, range.end >> self.page_bits);
-        for index in first >> LEAF_BITS..end.div_ceil(1 << LEAF_BITS) {
-            let of_leaf = |page: u64| page.saturating_sub(index << LEAF_BITS).min(1 << LEAF_BITS);
+        for index in first >> leaf_bits..end.div_ceil(1 << leaf_bits) {
+            let of_leaf = |page: u64| page.saturating_sub(index << leaf_bits).min(1 << leaf_bits);
             if let Some(leaf) = self.leaf(memory, index) {
                 self.add_leaf(memory, index, leaf, of_leaf(first)..of_leaf(end), &mut found);
             }
@@ -157,12 +236,10 @@ impl PageMap {
     /// The span that has a page.
     #[must_use]
     pub fn span_at(&self, memory: &dyn Memory, addr: u64) -> Option<Range<u64>> {
-        let word_of = |page: u64| {
-            let words = self.leaf(memory, page >> LEAF_BITS)?.checked_add(self.class_bytes << LEAF_BITS)?;
-            span_in(memory.word(words.checked_add(8 * (page & ((1 << LEAF_BITS) - 1)))?)?)
-        };
+        let shape = self.build.shape();
+        let word_of = |page: u64| span_in(radix::lookup(memory, self.root, shape, page << self.page_bits)?.first);
         let span = word_of(addr >> self.page_bits)?;
-        let fields = Span::parse(&memory.bytes(span, SPAN_BYTES)?, self.page_bits)?;
+        let fields = self.span(&memory.bytes(span, SPAN_BYTES)?)?;
         let range = fields.range(self.page_bits);
         // The word of the page may be old, that of the span's first page is not.
         (range.contains(&addr) && word_of(fields.first_page) == Some(span)).then_some(range)
@@ -171,21 +248,27 @@ impl PageMap {
     /// If an address has no leaf, and so no span, the end of the addresses that the leaf would stand for.
     #[must_use]
     pub fn without_leaf(&self, memory: &dyn Memory, addr: u64) -> Option<u64> {
-        let index = addr >> (self.page_bits + LEAF_BITS);
-        self.leaf(memory, index).is_none().then_some((index + 1) << (self.page_bits + LEAF_BITS))
+        let reach_bits = self.build.shape().leaf_reach_bits();
+        let index = addr >> reach_bits;
+        self.leaf(memory, index).is_none().then_some((index + 1) << reach_bits)
     }
 
     fn leaf(&self, memory: &dyn Memory, index: u64) -> Option<u64> {
-        memory.word(self.root.checked_add(8 * index)?).filter(|&leaf| is_user_address(leaf))
+        let shape = self.build.shape();
+        let child = |table: u64, slot: u64| memory.word(table.checked_add(8 * slot)?).filter(|&child| is_user_address(child));
+        let slot = index >> shape.node_bits;
+        let first = (slot < shape.root_words).then(|| child(self.root, slot))??;
+        if shape.node_bits == 0 { Some(first) } else { child(first, index & ((1 << shape.node_bits) - 1)) }
     }
 
     /// Adds the spans that begin at these pages of a leaf.
     fn add_leaf(&self, memory: &dyn Memory, index: u64, leaf: u64, slots: Range<u64>, found: &mut Entries) {
-        let (pages, class_bytes) = (1u64 << LEAF_BITS, self.class_bytes);
+        let leaf_bits = self.build.shape().leaf_bits;
+        let (pages, class_bytes) = (1u64 << leaf_bits, u64::from(self.build.class_bytes));
         if leaf.checked_add(pages * (class_bytes + 8)).is_none() || slots.is_empty() {
             return;
         }
-        let first_page = index << LEAF_BITS;
+        let first_page = index << leaf_bits;
         found.covered.push(first_page << self.page_bits..(first_page + pages) << self.page_bits);
         let part = |offset: u64, bytes: u64| read_present(memory, leaf + offset + bytes * slots.start..leaf + offset + bytes * slots.end);
         let (classes, words) = (part(0, class_bytes), part(pages * class_bytes, 8));
@@ -193,7 +276,7 @@ impl PageMap {
         addrs.sort_unstable();
         addrs.dedup();
         read_records(memory, &addrs, SPAN_BYTES, |addr, bytes| {
-            let Some(span) = bytes.and_then(|bytes| Span::parse(bytes, self.page_bits)) else { return };
+            let Some(span) = bytes.and_then(|bytes| self.span(bytes)) else { return };
             let Some(slot) = span.first_page.checked_sub(first_page).filter(|slot| slots.contains(slot)) else { return };
             let slot = (slot - slots.start) as usize;
             if span_in(word_at(&words, 8 * slot)) != Some(addr) {

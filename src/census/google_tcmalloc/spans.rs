@@ -2,8 +2,10 @@
 //!
 //! `Span` (tcmalloc/span.h of 2024-03 to 2026-07): {next, prev, embed_count:16, freelist:16, allocated:16, cache_size:4 …, first_page …,
 //! num_pages …, then the indices in `cache` (4, 8 or 12 of 16 bits each) or, in the same place, a bitmap with a bit for each free object}. A
-//! sampled span has the address of its `SampledAllocation` there. Lists are in spans of one page whose objects are smaller than the bitmap
-//! allows; an index is a distance in units of 8 bytes. Free objects that do not fit into `cache` are in arrays inside free objects: the first
+//! sampled span has the address of its `SampledAllocation` there. Since 2026-08-11: {…, cache_size:8, …, first_page, is_large:1, sampled:1,
+//! is_donated:1, small_num_pages:6 in one word, alloc_time, then `cache`, the bitmap, or num_pages and the address of the `SampledAllocation`
+//! of a span that is large or sampled}. Lists are in spans of one page whose objects are smaller than the bitmap allows; an index is a distance
+//! in units of 8 bytes. Free objects that do not fit into `cache` are in arrays inside free objects: the first
 //! index leads to the next such object, the others are free objects too (tcmalloc/span.cc, "Freelist organization").
 
 use std::ops::Range;
@@ -17,8 +19,10 @@ pub const SPAN_BYTES: usize = 64;
 pub const SAMPLE_BYTES: usize = 256;
 /// Longest span: 8 TiB of pages of 8 KiB.
 const PAGES_MAX: u64 = 1 << 30;
-/// Pages of a span with small objects (`kMaxNumPageBits`).
+/// Bits of the number of pages of a span with small objects (`kMaxNumPageBits`).
 const SMALL_PAGES_BITS: u32 = 6;
+/// Bits of an address (`kAddressBits`, tcmalloc/internal/config.h).
+pub const ADDRESS_BITS: u32 = 48;
 /// Place of the indices, the bitmap and the sampled allocation's address.
 const STATE_AT: usize = 40;
 /// No index (`kListEnd`).
@@ -39,16 +43,34 @@ pub struct Span {
     pub sampled: u64,
 }
 
+/// Where a span's record has its pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpanForm {
+    /// From 2024-03 to 2026-07: their number in a word of its own.
+    OwnWord,
+    /// Since 2026-08-11: a small number beside the first page, a large one in place of the list of free objects.
+    BesideFirstPage,
+}
+
 impl Span {
     /// The fields in a record; `None` if they cannot be a span's.
     #[must_use]
-    pub fn parse(bytes: &[u8], page_bits: u32) -> Option<Self> {
-        let first_page = word_at(bytes, 24) & ((1 << (48 - page_bits)) - 1);
-        // Bit fields behind the number of pages: the time of the allocation since 2026-07, of small spans.
-        let word = word_at(bytes, 32);
-        let pages = if word < PAGES_MAX { word } else { word & ((1 << SMALL_PAGES_BITS) - 1) };
-        let is_sound = first_page > 0 && pages > 0 && first_page + pages <= 1 << (48 - page_bits);
-        is_sound.then_some(Self { first_page, pages, sampled: word_at(bytes, STATE_AT) })
+    pub fn parse(bytes: &[u8], page_bits: u32, form: SpanForm) -> Option<Self> {
+        let page_id_bits = ADDRESS_BITS.checked_sub(page_bits)?;
+        let small = |word: u64| word & ((1 << SMALL_PAGES_BITS) - 1);
+        let (word, state) = (word_at(bytes, 24), word_at(bytes, STATE_AT));
+        let first_page = word & ((1 << page_id_bits) - 1);
+        let (pages, sampled) = match form {
+            // Bit fields behind the number of pages: the time of the allocation since 2026-07, of small spans.
+            SpanForm::OwnWord => (Some(word_at(bytes, 32)).filter(|&pages| pages < PAGES_MAX).unwrap_or(small(word_at(bytes, 32))), state),
+            SpanForm::BesideFirstPage => match (word >> page_id_bits & 1 == 1, word >> page_id_bits & 2 == 2) {
+                (false, false) => (small(word >> (page_id_bits + 3)), 0),
+                (_, true) => (state, word_at(bytes, STATE_AT + 8)),
+                (true, false) => (state, 0),
+            },
+        };
+        let is_sound = first_page > 0 && (1..PAGES_MAX).contains(&pages) && first_page + pages <= 1 << page_id_bits;
+        is_sound.then_some(Self { first_page, pages, sampled })
     }
 
     /// Its addresses.
@@ -124,6 +146,7 @@ impl FreeForm {
             count += 1;
             usize::try_from(at).ok()
         };
+        // Four bits, or eight of which four are used.
         let cached = usize::from(record.get(22)? & 0xf);
         if cached as u64 > self.indices {
             return None;
@@ -182,6 +205,26 @@ mod tests {
 
     fn indices(free: &[bool]) -> Vec<usize> {
         (0..free.len()).filter(|&index| free[index]).collect()
+    }
+
+    #[test]
+    fn pages_are_in_a_word_of_their_own_or_beside_the_first_page() {
+        let span = |words: [u64; 4], page_bits, form| {
+            let mut record = vec![0u8; SPAN_BYTES];
+            record[24..56].copy_from_slice(&words.map(u64::to_le_bytes).concat());
+            Span::parse(&record, page_bits, form).map(|span| (span.first_page, span.pages, span.sampled))
+        };
+        let (own, beside) = (SpanForm::OwnWord, SpanForm::BesideFirstPage);
+        assert_eq!(span([0x1234, 3, 0, 0], 13, own), Some((0x1234, 3, 0)));
+        assert_eq!(span([0x1234, 3 | 99 << 40, 0, 0], 13, own), Some((0x1234, 3, 0)), "with the time of the allocation");
+        for page_bits in [13, 15, 18] {
+            let flags = |bits: u64| 0x1234 | bits << (48 - page_bits);
+            assert_eq!(span([flags(5 << 3), 99, 7, 8], page_bits, beside), Some((0x1234, 5, 0)), "a list in its state");
+            assert_eq!(span([flags(1 | 4), 0, 500, 8], page_bits, beside), Some((0x1234, 500, 0)), "large, donated");
+            assert_eq!(span([flags(2 | 5 << 3), 0, 1, 0x7000], page_bits, beside), Some((0x1234, 1, 0x7000)), "sampled");
+            assert_eq!(span([flags(0), 1, 1, 1], page_bits, beside), None);
+            assert_eq!(span([flags(1), 1, 1 << 40, 1], page_bits, beside), None);
+        }
     }
 
     #[test]

@@ -47,6 +47,7 @@ const SHAPES: [Shape; 4] = [
         page_bits: 12,
         alignment: 64,
         filled_max: 2048,
+        object_bytes_min: 0,
     },
     Shape {
         root_words: 1 << 15,
@@ -57,6 +58,7 @@ const SHAPES: [Shape; 4] = [
         page_bits: 12,
         alignment: 64,
         filled_max: 16,
+        object_bytes_min: 0,
     },
     Shape {
         root_words: 1 << 16,
@@ -67,6 +69,7 @@ const SHAPES: [Shape; 4] = [
         page_bits: 16,
         alignment: 64,
         filled_max: 2048,
+        object_bytes_min: 0,
     },
     Shape {
         root_words: 1 << 17,
@@ -77,6 +80,7 @@ const SHAPES: [Shape; 4] = [
         page_bits: 14,
         alignment: 64,
         filled_max: 2048,
+        object_bytes_min: 0,
     },
 ];
 
