@@ -11,6 +11,7 @@
 mod target;
 
 use std::ops::Range;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -118,19 +119,50 @@ fn own_status(key: &str) -> f64 {
     line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() * 1024.0
 }
 
+/// A heap that is walked: its allocator's name, bytes of its blocks, seconds per GiB that a walk may take, and the program that makes it.
+type Walked = (&'static str, u64, f64, Command);
+
+fn walked() -> Vec<Walked> {
+    let preloaded = |library: &Path| {
+        let mut command = heaps();
+        command.env("LD_PRELOAD", library);
+        command
+    };
+    let packaged = |library: &str| preloaded(&Path::new(LIBRARIES).join(library));
+    let mut all = vec![
+        ("glibc", 240, 0.25, heaps()),
+        ("glibc", 70_000, 0.05, heaps()),
+        ("jemalloc", 240, 0.25, packaged("libjemalloc.so.2")),
+        ("tcmalloc", 240, 0.25, packaged("libtcmalloc_minimal.so.4")),
+        ("mimalloc", 240, 0.25, packaged("libmimalloc.so.2")),
+        ("pymalloc", 240, 0.25, python()),
+    ];
+    // No distribution has it: `make google-tcmalloc-test` builds it.
+    let built = std::env::var_os("FRAGPROF_TEST_GOOGLE_TCMALLOC");
+    let files = built.iter().flat_map(std::env::split_paths);
+    all.extend(
+        files.filter(|file| file.extension().is_some_and(|end| end == "so")).map(|file| ("google_tcmalloc", 240, 0.25, preloaded(&file))),
+    );
+    all
+}
+
+/// An interpreter that takes the same command, with objects as blocks.
+fn python() -> Command {
+    const WORK: &str = "import sys\n\
+        for line in sys.stdin:\n\
+        \x20   _, size, mib = line.split()\n\
+        \x20   size = int(size)\n\
+        \x20   kept = [bytes(size - sys.getsizeof(b'')) for _ in range((int(mib) << 20) // size)]\n\
+        \x20   del kept[::4]\n\
+        \x20   print('{}', flush=True)\n";
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["-c", WORK]);
+    command
+}
+
 /// Time and memory of the three levels on heaps of small and of large chunks, of each allocator.
 fn walk(arguments: &Arguments) {
-    for (library, size, goal_s_gib) in [
-        ("", 240, 0.25),
-        ("", 70_000, 0.05),
-        ("libjemalloc.so.2", 240, 0.25),
-        ("libtcmalloc_minimal.so.4", 240, 0.25),
-        ("libmimalloc.so.2", 240, 0.25),
-    ] {
-        let mut command = heaps();
-        if !library.is_empty() {
-            command.env("LD_PRELOAD", format!("{LIBRARIES}/{library}"));
-        }
+    for (allocator, size, goal_s_gib, mut command) in walked() {
         let mut target = Target::start(&mut command);
         target.tell(&format!("fill {size} {}", arguments.gib << 10));
         let mut layouts = LayoutCache::default();
@@ -138,32 +170,31 @@ fn walk(arguments: &Arguments) {
         let first_ms = 1e3 * seconds(|| drop(census(&target, Level::Top, &mut layouts)));
         let (mut walks, mut copies, mut tops, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut alone, mut together) = (Vec::new(), Vec::new());
-        let mut allocator = "";
         let (mut gib, mut chunks, mut sample_error, mut table_bytes) = (0.0, 0.0, Vec::new(), 0);
         for _ in 0..5 {
             let mut taken = None;
             walks.push(seconds(|| taken = Some(census(&target, Level::Full, &mut layouts))));
             let taken = taken.unwrap();
-            let heap = &taken.census.heaps[0];
+            let nth = taken.census.heaps.iter().position(|heap| heap.allocator.name() == allocator).unwrap();
+            let (heap, own) = (&taken.census.heaps[nth], &taken.heaps[nth]);
             assert!(taken.census.walk.usable);
             gib = heap.ladder.extent_bytes as f64 / GIB;
-            chunks = taken.heaps[0].chunks.len() as f64;
-            table_bytes = taken.heaps[0].chunks.table_bytes();
+            chunks = own.chunks.len() as f64;
+            table_bytes = own.chunks.table_bytes();
             for (threads, elapsed) in [(1, &mut alone), (2, &mut together)] {
                 let options = Options { pace: Pace { threads, ..Pace::default() }, ..options(Level::Full) };
                 let memory = target.memory();
                 elapsed.push(elapsed_seconds(|| drop(take(&memory, target.pid(), "target", options, &mut layouts).unwrap())));
             }
-            let ranges: Vec<Range<u64>> = taken.heaps[0].extents.iter().map(|(_, range)| range.clone()).collect();
+            let ranges: Vec<Range<u64>> = own.extents.iter().map(|(_, range)| range.clone()).collect();
             copies.push(copy_seconds(&target, &ranges));
             tops.push(1e3 * seconds(|| drop(census(&target, Level::Top, &mut layouts))));
             let mut sampled = None;
             samples.push(1e3 * seconds(|| sampled = Some(census(&target, Level::Sampled, &mut layouts))));
             let sampled = sampled.unwrap();
-            if let (Some(estimate), Some(live)) = (sampled.census.heaps[0].live_bytes_est, heap.ladder.live_bytes) {
+            if let (Some(estimate), Some(live)) = (sampled.census.heaps[nth].live_bytes_est, heap.ladder.live_bytes) {
                 sample_error.push((estimate as f64 - live as f64).abs() / live as f64);
             }
-            allocator = heap.allocator.name();
         }
         println!("walk: {allocator}, {gib:.2} GiB in {:.2} M chunks from blocks of {size} bytes", chunks / 1e6);
         let walk_s = median(walks);
