@@ -42,6 +42,8 @@ pub struct Row {
     pub fewer_arenas: Option<ArenaLimit>,
     /// The settings for its caches of freed blocks; `None` if there are none.
     pub caches: Option<CacheSettings>,
+    /// Whether freed blocks go to caches of threads or processors, which count as live where the census cannot tell them.
+    pub has_caches: bool,
     /// How a process is run with it and its settings; `None` if it cannot be chosen for a program.
     pub choice: Option<Choice>,
 }
@@ -267,6 +269,7 @@ pub static GLIBC: Row = Row {
         arena: Some(CacheSetting {
             remedy: Remedy {
                 action: "set GLIBC_TUNABLES=glibc.malloc.mxfast=0 and restart",
+    has_caches: true,
                 basis: "freed chunks in fastbins; after merging they are returned by themselves only at the end of a heap",
             },
             setting: "mxfast=0",
@@ -330,6 +333,7 @@ pub static JEMALLOC: Row = Row {
                 action: "set MALLOC_CONF=tcache:false and restart, or call mallctl(\"thread.tcache.flush\") in threads that become idle",
                 basis: "freed blocks in thread caches",
             },
+    has_caches: true,
             setting: "tcache=false",
         },
     }),
@@ -370,6 +374,7 @@ pub static TCMALLOC: Row = Row {
     name: "tcmalloc",
     runtime: None,
     libraries: &["libtcmalloc"],
+    has_caches: false,
     sought: Some("page map"),
     is_sampled: false,
     gives_way: false,
@@ -404,6 +409,7 @@ pub static TCMALLOC: Row = Row {
         arenas: None,
     }),
 };
+    has_caches: true,
 
 pub static GOOGLE_TCMALLOC: Row = Row {
     allocator: Allocator::GoogleTcmalloc,
@@ -448,6 +454,7 @@ pub static MIMALLOC: Row = Row {
     libraries: &["libmimalloc"],
     sought: Some("segment or page map"),
     is_sampled: false,
+    has_caches: true,
     gives_way: false,
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
@@ -476,6 +483,7 @@ pub static MIMALLOC: Row = Row {
 };
 
 pub static SNMALLOC: Row = Row {
+    has_caches: false,
     allocator: Allocator::Snmalloc,
     name: "snmalloc",
     libraries: &["libsnmalloc"],
@@ -520,6 +528,7 @@ const UNKNOWN: Row = Row {
     sought: None,
     is_sampled: false,
     gives_way: false,
+    has_caches: false,
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
     freed: None,
@@ -543,6 +552,7 @@ pub static ALL: [&Row; 9] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &GOOGLE_TCMALL
 mod tests {
     use super::*;
 
+    has_caches: false,
     #[test]
     fn freed_blocks_are_told_by_the_one_rule_of_the_allocators_that_serve() {
         use Allocator::{Glibc, Jemalloc, Mimalloc, Musl, Other, Tcmalloc};

@@ -19,7 +19,7 @@ use crate::heap::ladder::fragmentation_ratio;
 use crate::process::container::{CgroupMemory, Container, Hierarchies, Surroundings};
 use crate::process::{Process, ProcessError};
 use crate::sanitize::terminal;
-use crate::units::{HumanBytes, Pid, half_width};
+use crate::units::{HumanBytes, Pid, counted, half_width};
 
 /// Rows shown of a table; the rest is summed in one line.
 const ROWS_MAX: usize = 16;
@@ -251,11 +251,18 @@ fn write_heap(out: &mut dyn Write, heap: &HeapAccount) -> io::Result<()> {
     row(6, "trimmable", ladder.trimmable_bytes, released)?;
     row(6, "pinned", ladder.pinned_bytes, "free, on pages with live bytes".into())?;
     row(6, "kept", details.kept_bytes, "free pages that a trim leaves".into())?;
-    row(2, "live", ladder.live_bytes, heap.live_allocations.map_or(String::new(), |count| format!("{count} allocations")))?;
+    let has_cached = details.cached_bytes.is_none() && heap.allocator.row().has_caches;
+    let cached = if has_cached { ", with those in the allocator's caches, which are free for the program" } else { "" };
+    row(
+        2,
+        "live",
+        ladder.live_bytes,
+        heap.live_allocations.map_or(String::new(), |count| format!("{}{cached}", counted(count, "allocation"))),
+    )?;
     if let (Some(estimate), Some(error)) = (heap.live_bytes_est, heap.live_bytes_stderr) {
         row(2, "live, estimated", Some(estimate), format!("±{}", HumanBytes(half_width(error))))?;
     }
-    row(4, "of it mmapped", Some(heap.mmapped_bytes).filter(|&bytes| bytes > 0), format!("{} allocations", heap.mmapped_allocations))?;
+    row(4, "of it mmapped", Some(heap.mmapped_bytes).filter(|&bytes| bytes > 0), counted(heap.mmapped_allocations, "allocation"))?;
     row(2, "cached", details.cached_bytes, String::new())?;
     row(
         2,
