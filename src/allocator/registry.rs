@@ -57,6 +57,10 @@ pub struct Choice {
     pub package: &'static str,
     /// How its settings are written.
     pub form: SettingForm,
+    /// Files that have the names of its settings; empty for the library itself.
+    pub named_in: &'static [&'static str],
+    /// Whether all values are whole numbers: others are ignored without a word.
+    pub is_numeric: bool,
     /// Settings worth a trial, as `key=value,key=value`; empty for its defaults.
     pub trials: &'static [&'static str],
     /// The setting for the number of arenas, and its default for each CPU.
@@ -265,11 +269,11 @@ pub static GLIBC: Row = Row {
         action: "try MALLOC_ARENA_MAX=2 (or GLIBC_TUNABLES=glibc.malloc.arena_max=2) at a restart, and measure",
         setting: "arena_max=2",
     }),
+    has_caches: true,
     caches: Some(CacheSettings {
         arena: Some(CacheSetting {
             remedy: Remedy {
                 action: "set GLIBC_TUNABLES=glibc.malloc.mxfast=0 and restart",
-    has_caches: true,
                 basis: "freed chunks in fastbins; after merging they are returned by themselves only at the end of a heap",
             },
             setting: "mxfast=0",
@@ -283,6 +287,9 @@ pub static GLIBC: Row = Row {
         preload: &[],
         package: "libc6",
         form: SettingForm::List { variable: "GLIBC_TUNABLES", prefix: "glibc.malloc.", assign: '=', separator: ':' },
+        // elf/dl-tunables.list is in the loader.
+        named_in: &["ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"],
+        is_numeric: true,
         // Either threshold ends the dynamic one (malloc.c, do_set_mmap_threshold).
         trials: &["", "arena_max=1", "arena_max=2", "tcache_count=0", "mmap_threshold=131072", "hugetlb=1"],
         // NARENAS_FROM_NCORES (malloc/arena.c).
@@ -326,6 +333,7 @@ pub static JEMALLOC: Row = Row {
     function_names: &["je_", "jemalloc", "malloc", "mallctl", "mallocx", "rallocx", "xallocx", "allocx", "calloc", "realloc", "memalign"],
     decays: true,
     fewer_arenas: Some(ArenaLimit { action: "try MALLOC_CONF=narenas:4 at a restart, and measure", setting: "narenas=4" }),
+    has_caches: true,
     caches: Some(CacheSettings {
         arena: None,
         thread: CacheSetting {
@@ -333,7 +341,6 @@ pub static JEMALLOC: Row = Row {
                 action: "set MALLOC_CONF=tcache:false and restart, or call mallctl(\"thread.tcache.flush\") in threads that become idle",
                 basis: "freed blocks in thread caches",
             },
-    has_caches: true,
             setting: "tcache=false",
         },
     }),
@@ -341,6 +348,8 @@ pub static JEMALLOC: Row = Row {
         preload: &["libjemalloc.so.2"],
         package: "libjemalloc2",
         form: SettingForm::List { variable: "MALLOC_CONF", prefix: "", assign: ':', separator: ',' },
+        named_in: &[],
+        is_numeric: false,
         trials: &["", "dirty_decay_ms=0,muzzy_decay_ms=0", "narenas=1"],
         // src/jemalloc.c, malloc_init_narenas.
         arenas: Some(("narenas", 4)),
@@ -365,6 +374,7 @@ pub static MUSL: Row = Row {
     function_names: &[],
     decays: false,
     fewer_arenas: None,
+    has_caches: false,
     caches: None,
     choice: None,
 };
@@ -374,7 +384,6 @@ pub static TCMALLOC: Row = Row {
     name: "tcmalloc",
     runtime: None,
     libraries: &["libtcmalloc"],
-    has_caches: false,
     sought: Some("page map"),
     is_sampled: false,
     gives_way: false,
@@ -400,16 +409,18 @@ pub static TCMALLOC: Row = Row {
     function_names: &["tc_", "tcmalloc", "TCMalloc", "MallocExtension", "malloc", "calloc", "realloc", "memalign"],
     decays: false,
     fewer_arenas: None,
+    has_caches: true,
     caches: None,
     choice: Some(Choice {
         preload: &["libtcmalloc_minimal.so.4", "libtcmalloc.so.4"],
         package: "libtcmalloc-minimal4",
         form: SettingForm::Each { prefix: "TCMALLOC_" },
+        named_in: &[],
+        is_numeric: false,
         trials: &[""],
         arenas: None,
     }),
 };
-    has_caches: true,
 
 pub static GOOGLE_TCMALLOC: Row = Row {
     allocator: Allocator::GoogleTcmalloc,
@@ -443,6 +454,7 @@ pub static GOOGLE_TCMALLOC: Row = Row {
     function_names: &["TCMalloc", "tcmalloc", "MallocExtension", "malloc", "calloc", "realloc", "memalign"],
     decays: false,
     fewer_arenas: None,
+    has_caches: true,
     caches: None,
     choice: None,
 };
@@ -454,7 +466,6 @@ pub static MIMALLOC: Row = Row {
     libraries: &["libmimalloc"],
     sought: Some("segment or page map"),
     is_sampled: false,
-    has_caches: true,
     gives_way: false,
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
@@ -472,18 +483,20 @@ pub static MIMALLOC: Row = Row {
     function_names: &["mi_", "_mi_", "malloc", "calloc", "realloc", "memalign"],
     decays: false,
     fewer_arenas: None,
+    has_caches: false,
     caches: None,
     choice: Some(Choice {
         preload: &["libmimalloc.so.2.0", "libmimalloc.so.2", "libmimalloc.so.3"],
         package: "libmimalloc2.0",
         form: SettingForm::Each { prefix: "MIMALLOC_" },
+        named_in: &[],
+        is_numeric: false,
         trials: &[""],
         arenas: None,
     }),
 };
 
 pub static SNMALLOC: Row = Row {
-    has_caches: false,
     allocator: Allocator::Snmalloc,
     name: "snmalloc",
     libraries: &["libsnmalloc"],
@@ -515,6 +528,7 @@ pub static PYMALLOC: Row = Row {
     function_names: &["_PyObject_Malloc", "_PyObject_Calloc", "_PyObject_Realloc", "_PyObject_Free", "pymalloc"],
     decays: false,
     fewer_arenas: None,
+    has_caches: false,
     caches: None,
     choice: None,
 };
@@ -528,7 +542,6 @@ const UNKNOWN: Row = Row {
     sought: None,
     is_sampled: false,
     gives_way: false,
-    has_caches: false,
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
     freed: None,
@@ -539,6 +552,7 @@ const UNKNOWN: Row = Row {
     function_names: &[],
     decays: false,
     fewer_arenas: None,
+    has_caches: false,
     caches: None,
     choice: None,
 };
@@ -552,7 +566,6 @@ pub static ALL: [&Row; 9] = [&GLIBC, &JEMALLOC, &MUSL, &TCMALLOC, &GOOGLE_TCMALL
 mod tests {
     use super::*;
 
-    has_caches: false,
     #[test]
     fn freed_blocks_are_told_by_the_one_rule_of_the_allocators_that_serve() {
         use Allocator::{Glibc, Jemalloc, Mimalloc, Musl, Other, Tcmalloc};

@@ -1,9 +1,12 @@
 //! What a trace is replayed under: an allocator, its settings, and the environment that chooses both.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::allocator::{Allocator, Choice, SettingForm};
+use crate::process::elf::Elf;
 use crate::trace::{End, Header};
 
 /// Where libraries are looked for, for names without a directory.
@@ -45,6 +48,22 @@ pub enum SettingError {
     /// A setting without its value, or with characters that separate settings.
     #[error("{0:?} is not of the form key=value")]
     NotASetting(String),
+    /// A setting that the allocator would ignore.
+    #[error("{allocator} has no setting {key:?}: {file} does not know the name")]
+    NoSuchSetting {
+        /// The allocator.
+        allocator: &'static str,
+        /// The setting's name.
+        key: String,
+        /// The file with the names of its settings.
+        file: String,
+    },
+    /// A value that the allocator would ignore.
+    #[error("the value of {0:?} is not a whole number: {1} would ignore it")]
+    NotANumber(String, &'static str),
+    /// A file that replaces no allocator.
+    #[error("{0} is no library with a malloc of its own: with it preloaded nothing would change")]
+    NotAnAllocator(String),
 }
 
 fn names() -> String {
@@ -52,10 +71,50 @@ fn names() -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
+/// The first of these files on this machine.
+fn find(names: &[&str]) -> Option<PathBuf> {
+    let mut paths = names.iter().flat_map(|name| DIRECTORIES.iter().map(move |directory| Path::new(directory).join(name)));
+    paths.find(|path| path.exists())
+}
+
 /// The library of an allocator on this machine; `None` if it is not installed, or needs none.
 fn installed(choice: &Choice) -> Option<PathBuf> {
-    let paths = choice.preload.iter().flat_map(|name| DIRECTORIES.iter().map(move |directory| Path::new(directory).join(name)));
-    paths.into_iter().find(|path| path.exists())
+    find(choice.preload)
+}
+
+/// Largest library whose text is searched.
+const LIBRARY_BYTES_MAX: u64 = 64 << 20;
+
+/// Refuses settings that the allocator would ignore: its library on this machine does not have their names, or cannot read the values.
+fn check(allocator: Allocator, choice: &Choice, pairs: &[(&str, &str)]) -> Result<(), SettingError> {
+    let is_number = |value: &str| value.strip_prefix("0x").map_or_else(|| value.parse::<u64>(), |hex| u64::from_str_radix(hex, 16)).is_ok();
+    if let Some((key, value)) = pairs.iter().find(|(_, value)| choice.is_numeric && !is_number(value)) {
+        return Err(SettingError::NotANumber(format!("{key}={value}"), allocator.name()));
+    }
+    let names = if choice.named_in.is_empty() { choice.preload } else { choice.named_in };
+    // What is not installed is not replayed; what cannot be read is not judged.
+    let Some(path) = find(names).filter(|_| !pairs.is_empty()) else { return Ok(()) };
+    let mut text = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(LIBRARY_BYTES_MAX).read_to_end(&mut text));
+    let has = |name: String| text.windows(name.len() + 1).any(|window| window.strip_suffix(b"\0") == Some(name.as_bytes()));
+    let is_known = |key: &str| match choice.form {
+        SettingForm::List { prefix, .. } => has(format!("{prefix}{key}")),
+        SettingForm::Each { prefix } => has(format!("{prefix}{}", key.to_ascii_uppercase())) || has(key.to_ascii_lowercase()),
+    };
+    match pairs.iter().find(|(key, _)| read.is_ok() && !is_known(key)) {
+        Some((key, _)) => {
+            Err(SettingError::NoSuchSetting { allocator: allocator.name(), key: (*key).to_owned(), file: path.display().to_string() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether a library has a malloc that replaces the C library's when it is preloaded.
+fn replaces_malloc(path: &Path) -> bool {
+    let Some(elf) = File::open(path).ok().and_then(|file| Elf::parse(file).ok()) else { return false };
+    let mut found = false;
+    elf.for_each_function(|function| found |= function.exported && function.name == b"malloc");
+    found
 }
 
 impl Setting {
@@ -66,13 +125,19 @@ impl Setting {
     pub fn parse(text: &str, cpus: u32) -> Result<Self, SettingError> {
         if text.contains('/') {
             let path = std::fs::canonicalize(text).map_err(|_| SettingError::NoFile(text.to_owned()))?;
+            if !replaces_malloc(&path) {
+                return Err(SettingError::NotAnAllocator(text.to_owned()));
+            }
             let environment = vec![(PRELOAD.into(), path.into_os_string())];
             return Ok(Self { label: text.to_owned(), environment, allocator: None, missing: None });
         }
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
         let allocator = Allocator::known().find(|allocator| allocator.name() == name);
         match allocator.and_then(|allocator| Some((allocator, allocator.row().choice.as_ref()?))) {
-            Some((allocator, choice)) => Self::of(allocator, choice, settings, cpus),
+            Some((allocator, choice)) => {
+                check(allocator, choice, &pairs(settings)?)?;
+                Self::of(allocator, choice, settings, cpus)
+            }
             None => Err(SettingError::Unknown(name.to_owned())),
         }
     }
@@ -86,13 +151,7 @@ impl Setting {
                 None => missing = Some(choice.package),
             }
         }
-        let mut pairs = Vec::new();
-        for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
-            let valid = |part: &str| !part.is_empty() && !part.contains([':', '=', '\0']);
-            let pair = setting.split_once('=').filter(|(key, value)| valid(key) && valid(value));
-            pairs.push(pair.ok_or_else(|| SettingError::NotASetting(setting.to_owned()))?);
-        }
-        environment.extend(variables(choice, &pairs, cpus));
+        environment.extend(variables(choice, &pairs(settings)?, cpus));
         let label = if settings.is_empty() { allocator.name().to_owned() } else { format!("{}:{settings}", allocator.name()) };
         Ok(Self { label, environment, allocator: Some(allocator), missing })
     }
@@ -166,6 +225,14 @@ impl Setting {
     }
 }
 
+/// Settings and their values.
+fn pairs(settings: &str) -> Result<Vec<(&str, &str)>, SettingError> {
+    let valid = |part: &str| !part.is_empty() && !part.contains([':', '=', '\0']);
+    let pair = |setting| str::split_once(setting, '=').filter(|(key, value)| valid(key) && valid(value));
+    let all = settings.split(',').filter(|setting| !setting.is_empty());
+    all.map(|setting| pair(setting).ok_or_else(|| SettingError::NotASetting(setting.to_owned()))).collect()
+}
+
 /// Whether the variable of an allocator's settings is set.
 fn is_set(environment: &[(OsString, OsString)], choice: &Choice) -> bool {
     match choice.form {
@@ -202,8 +269,11 @@ mod tests {
         std::thread::available_parallelism().unwrap().get() as u32
     }
 
+    /// Whatever the library on this machine knows.
     fn set(text: &str, cpus: u32) -> Vec<String> {
-        let lines = Setting::parse(text, cpus).unwrap().lines();
+        let (name, settings) = text.split_once(':').unwrap_or((text, ""));
+        let allocator = Allocator::of_name(name).unwrap();
+        let lines = Setting::of(allocator, allocator.row().choice.as_ref().unwrap(), settings, cpus).unwrap().lines();
         lines.into_iter().filter(|line| !line.starts_with(PRELOAD)).collect()
     }
 
@@ -232,6 +302,17 @@ mod tests {
         assert!(matches!(Setting::parse("/no/such/lib.so", 1), Err(SettingError::NoFile(_))));
         for text in ["glibc:arena_max", "glibc:arena_max=", "glibc:=2", "glibc:a=b=c", "glibc:arena_max=1:glibc.rtld.nns=9"] {
             assert!(matches!(Setting::parse(text, 1), Err(SettingError::NotASetting(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_the_allocator_would_ignore_is_refused_by_name() {
+        let refused = |text: &str| Setting::parse(text, here()).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(refused("glibc:arena_maxx=2").contains("glibc has no setting \"arena_maxx\""), "{}", refused("glibc:arena_maxx=2"));
+        assert!(refused("glibc:arena_max=banana").contains("not a whole number"));
+        assert_eq!((refused("glibc:arena_max=2,tcache_count=0"), refused("glibc:mmap_threshold=0x20000")), (String::new(), String::new()));
+        for file in ["/etc/passwd", "/proc/self/exe"] {
+            assert!(refused(file).contains("no library with a malloc of its own"), "{file}: {}", refused(file));
         }
     }
 
