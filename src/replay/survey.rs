@@ -177,6 +177,11 @@ impl Survey {
         }
         self.events += 1;
         self.ended_ns = event.time_ns;
+        if self.events == 1 && self.images == 0 && self.header.is_from_start {
+            // The recorder began before its command did.
+            self.began_ns = event.time_ns;
+            self.load = Load::from(event.time_ns);
+        }
         self.load.add(event.time_ns);
         match event.op {
             Op::ThreadEnd => {
