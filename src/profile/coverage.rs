@@ -22,10 +22,13 @@ pub struct Coverage {
     /// Live bytes by the census nearest to the peak of the recorded live bytes, of the processes without a census at the end. `None` = there
     /// are no such processes, or it is not known.
     pub live_at_peak_bytes: Option<u64>,
-    /// Recorded live bytes at that time, without the allocator's rounding.
+    /// Recorded live bytes shortly before that census, as they were requested: without the allocator's rounding.
     pub recorded_at_peak_bytes: Option<u64>,
     /// Whether the parts are estimates.
     pub is_estimate: bool,
+    /// Whether a command was recorded from its start: all of its allocations have a stack but those that are counted as lost.
+    #[serde(default)]
+    pub is_from_start: bool,
     /// Processes with a census of their live bytes: the parts are those of these processes.
     pub processes_known: u64,
     /// Processes of the profile.
@@ -58,6 +61,7 @@ impl Coverage {
         let losses = |name: &str| meta.losses.iter().filter(|loss| loss.name == name).map(|loss| loss.value).fold(0, u64::saturating_add);
         let mut coverage = Self {
             is_estimate: meta.mode == Mode::Sampled,
+            is_from_start: meta.is_from_start,
             processes: meta.processes.len() as u64,
             doubtful_bytes: profile.totals().get(ValueKind::DoubtfulSpace),
             traced_ratio: traced_ratio(profile),
@@ -103,7 +107,7 @@ impl Coverage {
         let Some(peak) = process.at_peak else { return };
         if let Some(live) = peak.heap.live_bytes.filter(|&live| live > 0) {
             sum(&mut self.live_at_peak_bytes, live);
-            sum(&mut self.recorded_at_peak_bytes, peak.recorded_live_bytes.min(live));
+            sum(&mut self.recorded_at_peak_bytes, peak.recorded_live_bytes);
         }
     }
 
@@ -144,12 +148,17 @@ impl Coverage {
     }
 
     fn explained_at_peak(&self) -> String {
-        let at_end = "the share of the live heap that has a stack is not known: there was no census at the end";
+        let at_end = match self.is_from_start {
+            true => "recorded from the start of the command, which ended without a census of its heap",
+            false => "the share of the live heap that has a stack is not known: there was no census at the end",
+        };
+        // The two are of two moments and in two units: their ratio would say nothing.
         match (self.recorded_at_peak_bytes, self.live_at_peak_bytes) {
-            (Some(recorded), Some(live)) if live > 0 => {
-                let percent = percent_floor(recorded as f64 / live as f64);
-                format!("{at_end}; near the peak {percent}% was recorded ({} of {})", HumanBytes(recorded), HumanBytes(live))
-            }
+            (Some(recorded), Some(live)) if !self.is_from_start => format!(
+                "{at_end}; the census nearest to the peak found {} live, and {} had been requested and recorded shortly before",
+                HumanBytes(live),
+                HumanBytes(recorded)
+            ),
             _ => at_end.to_owned(),
         }
     }
@@ -282,7 +291,17 @@ mod tests {
         let at_peak = Some(HeapMoment { after_ms: 5, recorded_live_bytes: 450, heap: heap(500) });
         let coverage = of(Mode::Exact, Process { pid: 7, at_peak, ..Process::default() }, &[]);
         assert_eq!(coverage.attributed_ratio(), None);
-        assert!(coverage.words().contains("near the peak 90% was recorded (450 B of 500 B)"), "{}", coverage.words());
+        let words = coverage.words();
+        assert!(
+            words.contains("nearest to the peak found 500 B live, and 450 B had been requested and recorded shortly before"),
+            "{words}"
+        );
+        let from_start = Metadata { mode: Mode::Exact, is_from_start: true, ..Metadata::default() };
+        let words = Coverage::of(&Profile::new(from_start)).words();
+        assert_eq!(
+            words,
+            "recorded from the start of the command, which ended without a census of its heap; nothing is known to be missed"
+        );
     }
 
     #[test]

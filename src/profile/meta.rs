@@ -231,6 +231,8 @@ pub struct Metadata {
     pub start_unix_ns: u64,
     /// Length of the recording in seconds; 0 = a moment.
     pub duration_s: f64,
+    /// Whether a command was recorded from its start, so that it has no memory from before.
+    pub is_from_start: bool,
     /// Age in seconds from which an allocation counts as a survivor. `None` = survivors were not measured.
     pub survivor_age_s: Option<f64>,
     /// The kinds that were measured.

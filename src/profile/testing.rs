@@ -34,6 +34,7 @@ pub(crate) fn shop() -> Profile {
         mode: Mode::Exact,
         start_unix_ns: 1_795_257_600_000_000_000,
         duration_s: 10.25,
+        is_from_start: false,
         survivor_age_s: None,
         kinds: ValueKind::ALL.into_iter().take(9).collect(),
         processes: vec![

@@ -359,6 +359,7 @@ impl Recorder {
             inherited_refused: self.inherited_refused(),
             notes: std::mem::take(&mut self.notes),
             has_growth: true,
+            is_from_start: self.followed.is_some(),
         };
         let trace = self.options.trace.take();
         Ok(self.session.name(|symbolizer| report::traced_profile(facts, &all, symbolizer, trace.as_ref(), blocks)))

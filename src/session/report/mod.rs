@@ -49,6 +49,8 @@ pub(in crate::session) struct Facts {
     pub(in crate::session) notes: Vec<String>,
     /// Changes of the address space were recorded, so that its growth is known by stack.
     pub(in crate::session) has_growth: bool,
+    /// A command was recorded from its start.
+    pub(in crate::session) is_from_start: bool,
 }
 
 /// What exact mode measures.
@@ -71,7 +73,7 @@ pub(in crate::session) type Each<'a> = &'a mut dyn FnMut(&Profile, &Target, &Wat
 
 /// Builds the profile of all targets.
 pub(in crate::session) fn profile(facts: Facts, targets: &[Target], symbolizer: &mut Symbolizer, each: Each<'_>) -> Profile {
-    let facts_unwatched = facts.unwatched_children;
+    let (facts_unwatched, is_from_start) = (facts.unwatched_children, facts.is_from_start);
     let mut profile = Profile::new(metadata(&facts));
     let is_sampled = |target: &&Target| target.watched.as_ref().is_some_and(|watched| watched.sampled.is_some());
     let sampled = targets.iter().filter(is_sampled).count();
@@ -104,8 +106,12 @@ pub(in crate::session) fn profile(facts: Facts, targets: &[Target], symbolizer: 
     // One process without a census makes the sum over all unknown, unless the process has ended: then it has no live memory.
     let joined = |target: &&Target| target.sampled_heap.is_some() || target.heap.as_ref().is_some_and(|heap| heap.attribution.is_some());
     let gone = |target: &&Target| !joined(target) && !target.process.is_alive();
-    if targets.iter().any(|target| joined(&target)) && targets.iter().all(|target| joined(&target) || gone(&target)) {
+    let is_known = targets.iter().all(|target| joined(&target) || gone(&target));
+    if targets.iter().any(|target| joined(&target)) && is_known {
         profile.meta.kinds = profile.meta.kinds.with(ValueKind::LiveObjects).with(ValueKind::LiveSpace);
+    }
+    // What was recorded from its start has no memory from before.
+    if profile.meta.kinds.contains(ValueKind::LiveSpace) || is_known && is_from_start {
         let ended = targets.iter().filter(gone).count() as u64;
         if ended > 0 {
             let who = if ended == 1 { "1 process".to_owned() } else { format!("{} processes", grouped(ended)) };
@@ -161,6 +167,7 @@ fn metadata(facts: &Facts) -> Metadata {
         mode: Mode::Exact,
         start_unix_ns: facts.start_unix_ns,
         duration_s: facts.duration.as_secs_f64(),
+        is_from_start: facts.is_from_start,
         kinds: KINDS.into_iter().filter(|kind| facts.has_growth || *kind != ValueKind::GrowthSpace).collect(),
         losses: losses(counters, facts.read, unaccounted, facts.notices_lost, facts.inherited_refused),
         stack_ends: stack_ends(counters),

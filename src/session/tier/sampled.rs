@@ -133,6 +133,7 @@ impl Recorder {
             inherited_refused: 0,
             notes: age_note(target.sampled_heap.is_some(), target.joined.elapsed()),
             has_growth: true,
+            is_from_start: false,
         };
         target.watched = Some(watched);
         let mut blocks = BlockIndex::default();

@@ -572,6 +572,7 @@ impl InProcess {
             inherited_refused: lock(&self.shard).inherited_refused,
             notes,
             has_growth: false,
+            is_from_start: self.attached.is_none(),
         }
     }
 }
