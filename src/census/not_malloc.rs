@@ -15,6 +15,20 @@ pub struct ResidentMapping {
     pub mapping: Mapping,
     /// Its resident bytes.
     pub resident_bytes: u64,
+    /// Of them, those that other processes have too: a page of a forked process is shared until one of the two writes to it.
+    pub shared_bytes: u64,
+}
+
+/// Resident bytes of anonymous memory in these address ranges that other processes have too, by mappings: what is shared of a mapping that
+/// is in the ranges only in part counts as a whole, up to that part.
+#[must_use]
+pub fn shared_bytes(mappings: &[ResidentMapping], ranges: &[Range<u64>]) -> u64 {
+    let within = |one: &ResidentMapping| {
+        let (start, end) = (one.mapping.start.0, one.mapping.end.0);
+        ranges.iter().map(|range| range.end.min(end).saturating_sub(range.start.max(start))).sum::<u64>()
+    };
+    let private = mappings.iter().filter(|one| !one.mapping.permissions.shared && one.shared_bytes > 0);
+    private.map(|one| one.shared_bytes.min(within(one))).sum()
 }
 
 /// Maximum size of an area below a thread's stack that counts as its guard: threads request a page, some runtimes up to a megabyte.
@@ -33,13 +47,15 @@ pub fn parse_smaps(bytes: &[u8]) -> Vec<ResidentMapping> {
     for line in bytes.split(|&byte| byte == b'\n') {
         // Attribute lines begin with a capital letter, mappings with a hexadecimal digit in lower case.
         if line.first().is_some_and(u8::is_ascii_uppercase) {
-            if let Some(rest) = line.strip_prefix(b"Rss:")
-                && let Some(last) = found.last_mut()
-            {
-                last.resident_bytes = kilobytes(rest).saturating_mul(1024);
+            let Some(last) = found.last_mut() else { continue };
+            let after = |key: &[u8]| line.strip_prefix(key).map(|rest| kilobytes(rest).saturating_mul(1024));
+            if let Some(bytes) = after(b"Rss:") {
+                last.resident_bytes = bytes;
+            } else if let Some(bytes) = after(b"Shared_Clean:").or_else(|| after(b"Shared_Dirty:")) {
+                last.shared_bytes = last.shared_bytes.saturating_add(bytes);
             }
         } else if let Some(mapping) = Maps::parse(line).mappings.pop() {
-            found.push(ResidentMapping { mapping, resident_bytes: 0 });
+            found.push(ResidentMapping { mapping, resident_bytes: 0, shared_bytes: 0 });
         }
     }
     found
@@ -180,6 +196,19 @@ mod tests {
             kinds(&list),
             [("program_files", 308), ("code_cache", 100), ("shared_memory", 64), ("thread_stacks", 40), ("brk_not_malloc", 12)]
         );
+    }
+
+    #[test]
+    fn what_other_processes_have_too_is_counted_as_far_as_it_is_in_the_heap() {
+        let smaps = parse_smaps(
+            b"1000-9000 rw-p 00000000 00:00 0 [heap]\nRss: 32 kB\nShared_Clean: 4 kB\nShared_Dirty: 8 kB\nPrivate_Dirty: 20 kB\n\
+              a000-c000 rw-p 00000000 00:00 0\nRss: 8 kB\nShared_Dirty: 8 kB\n\
+              d000-f000 rw-s 00000000 00:01 9 /memfd:x\nRss: 8 kB\nShared_Dirty: 8 kB\n",
+        );
+        let of = |ranges: [Range<u64>; 2]| shared_bytes(&smaps, &ranges) >> 10;
+        assert_eq!(of([0x1000..0x8000, 0x8000..0x9000]), 12);
+        assert_eq!(of([0x1000..0x2000, 0xa000..0xb000]), 8, "parts of mappings");
+        assert_eq!(of([0xd000..0xe000, 0xe000..0xf000]), 0, "memory that is shared on purpose");
     }
 
     #[test]

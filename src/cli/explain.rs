@@ -1,6 +1,7 @@
 //! `fragprof explain`: what is wrong with a process's memory, and what would help.
 
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,6 +16,7 @@ use super::record::parse_duration;
 use super::replaying::is_trace;
 use super::{output, past, progress, report, runtime_parts};
 use crate::census::live::LiveMemory;
+use crate::census::not_malloc::shared_bytes;
 use crate::census::{Census, LayoutCache, Level, Memory as _, Options, Pace, take};
 use crate::emitter::Finder;
 use crate::error::{ExitStatus, Failed};
@@ -145,6 +147,7 @@ fn of_process(args: &ExplainArgs, pid: u32) -> anyhow::Result<()> {
         track_record = self::track_record(&reader, memory.process(), &verdict)?;
     }
     verdict.unknowns.extend(reachability.left_out.iter().cloned());
+    verdict.unknowns.extend(shared_words(&memory, &seen.ranges));
     if seen.unusable > 0 && !over.is_zero() {
         let count = counted(seen.unusable as u64, "sample");
         verdict.unknowns.push(format!("what {count} would have shown: too much of the heap changed during the census"));
@@ -180,6 +183,8 @@ struct Sampled {
     unusable: usize,
     /// The memory of its managed runtime, with the changes between the first sample and the last; `None` = it has none.
     runtime: Option<Account>,
+    /// Where its heaps lie, by the last census.
+    ranges: Vec<Range<u64>>,
 }
 
 /// The memory of a process's managed runtime at the time of a census.
@@ -203,7 +208,9 @@ fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration, mut native: 
     let started = Instant::now();
     loop {
         let began = started.elapsed();
-        let census = take(memory, pid, comm, options, &mut layouts).map_err(failed)?.census;
+        let taken = take(memory, pid, comm, options, &mut layouts).map_err(failed)?;
+        let ranges = taken.heaps.iter().flat_map(|heap| heap.extents.iter().map(|(_, range)| range.clone())).collect();
+        let census = taken.census;
         let now = started.elapsed();
         // A sample shows the heap as it was halfway through the census.
         let is_first = runtime.is_none() || is_late;
@@ -228,10 +235,22 @@ fn looks(memory: &LiveMemory, pid: u32, comm: &str, over: Duration, mut native: 
                 (Some(first), Some(last)) => Some(last.since(&first)),
                 (first, last) => last.or(first),
             };
-            return Ok(Sampled { census, change: looks.change(), unusable, runtime });
+            return Ok(Sampled { census, change: looks.change(), unusable, runtime, ranges });
         }
         std::thread::sleep(pause(over, now - began, over.saturating_sub(now)));
     }
+}
+
+/// Shared memory of a heap that is not mentioned.
+const SHARED_BYTES_MAX: u64 = 1 << 20;
+
+/// What is not known of a heap that a forked process has too.
+fn shared_words(memory: &LiveMemory, ranges: &[Range<u64>]) -> Option<String> {
+    let bytes = shared_bytes(&memory.resident_mappings().ok()?, ranges);
+    (bytes > SHARED_BYTES_MAX).then(|| {
+        let bytes = HumanBytes(bytes);
+        format!("what is gained of {bytes} of the heap that other processes have too (forked): what this one gives back of it, they keep")
+    })
 }
 
 /// Time until the next sample, after one that took `look`, with `left` of `over` left. Samples right after each other would distinguish

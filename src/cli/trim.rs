@@ -208,10 +208,17 @@ fn seconds(value: Option<f64>) -> String {
     value.map_or_else(|| "?".to_owned(), |value| ShortDuration(value).to_string())
 }
 
+/// Less shared memory is not mentioned.
+const SHARED_BYTES_MIN: u64 = 1 << 20;
+
 fn write_plan(out: &mut dyn Write, report: &TrimReport, plan: &Plan) -> io::Result<()> {
     writeln!(out, "{} (pid {}): {} in {}", terminal(&report.comm), report.pid, plan.call, terminal(&plan.file))?;
     let resident = HumanBytes(plan.resident_bytes);
     writeln!(out, "  gives back    {} of {resident} resident", HumanBytes(plan.predicted_bytes))?;
+    if let Some(shared) = plan.shared_bytes.filter(|&bytes| bytes >= SHARED_BYTES_MIN) {
+        let shared = HumanBytes(shared);
+        writeln!(out, "  shared        {shared} of the heap with other processes (forked), which keep what this one gives back of it")?;
+    }
     writeln!(out, "  threads wait  up to {}; the call takes {}", seconds(report.predicted_stall_s), seconds(report.predicted_s))?;
     writeln!(out, "  made by       thread {} of the process, which waits in {}", plan.thread.0, plan.thread.1)?;
     if plan.stall.arenas.len() > 1 {
@@ -240,6 +247,9 @@ fn write_outcome(out: &mut dyn Write, report: &TrimReport) -> io::Result<()> {
         (Some(Ending::Returned), Some(bytes)) => {
             let predicted = HumanBytes(report.predicted_bytes.unwrap_or(0));
             writeln!(out, "gave back {} (predicted {predicted}) in {}", HumanBytes(bytes), seconds(report.took_s))?;
+            if let Some(shared) = report.shared_given_back_bytes.filter(|&bytes| bytes >= SHARED_BYTES_MIN) {
+                writeln!(out, "up to {} of it freed nothing: other processes (forked) still have it", HumanBytes(shared))?;
+            }
         }
         (Some(Ending::Returned), None) => {
             writeln!(out, "the call returned after {}; the heap could not be read again", seconds(report.took_s))?

@@ -12,6 +12,7 @@ mod code;
 mod refusal;
 pub mod stall;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -20,6 +21,7 @@ use self::code::Callable;
 pub use self::refusal::{Refused, TrimRefusal};
 pub use self::stall::{ArenaStall, Rate, Stall};
 use crate::allocator::{Allocator, ReleaseArgument};
+use crate::census::not_malloc::shared_bytes;
 use crate::census::page_cache::PageCache;
 use crate::census::{HeapWalk, LayoutCache, Level, LiveMemory, Memory, Options, Pace, Taken, glibc, page_map, take};
 use crate::inject::{self, Argument, Call, Ending, Image, Limits, Made, Refusal};
@@ -67,6 +69,10 @@ pub struct Plan {
     pub thread: (u32, &'static str),
     /// Resident bytes of the heap.
     pub resident_bytes: u64,
+    /// Of them, those that other processes have too, as after a fork: to give them back frees nothing as long as these keep them. `None` if
+    /// it could not be read.
+    pub shared_bytes: Option<u64>,
+    ranges: Vec<Range<u64>>,
     image: Image,
     callable: Callable,
     arguments: Vec<Argument>,
@@ -82,6 +88,8 @@ pub struct Outcome {
     pub resident_before_bytes: Option<u64>,
     /// Right after it; `None` if it had not returned, or could not be read.
     pub resident_after_bytes: Option<u64>,
+    /// By how much the heap's bytes fell that other processes have too; `None` as for the others.
+    pub shared_given_back_bytes: Option<u64>,
 }
 
 impl Outcome {
@@ -118,6 +126,7 @@ pub fn plan(memory: &LiveMemory, request: &Request, rate: &Rate, layouts: &mut L
         return Err(TrimRefusal::StallTooLong { predicted: stall.longest, max: request.stall_max });
     }
     let trampoline = inject::trampoline(process, &maps)?;
+    let ranges: Vec<Range<u64>> = walk.extents.iter().map(|(_, range)| range.clone()).collect();
     let thread = threads.parked.first().map_or((0, ""), |thread| (thread.tid, thread.call.name()));
     let arguments = callable.call.arguments.iter().map(|argument| match argument {
         ReleaseArgument::Kept => Argument::Number(request.pad_bytes),
@@ -132,6 +141,8 @@ pub fn plan(memory: &LiveMemory, request: &Request, rate: &Rate, layouts: &mut L
         stall,
         thread,
         resident_bytes: account.ladder.resident_bytes,
+        shared_bytes: shared(memory, &ranges),
+        ranges,
         arguments: arguments.collect(),
         image,
         trampoline,
@@ -162,12 +173,19 @@ pub fn carry_out(memory: &LiveMemory, plan: &Plan, request: &Request, layouts: &
     };
     let limits = Limits { call: (plan.stall.call * PATIENCE).max(PATIENCE_MIN), ..Limits::default() };
     let before = resident_bytes(memory, plan.allocator, request.pace, layouts);
+    let shared_before = shared(memory, &plan.ranges);
     let made = inject::make(memory.process(), &call, &limits)?;
     if made.ending != Ending::Returned {
-        return Ok(Outcome { made, resident_before_bytes: before, resident_after_bytes: None });
+        return Ok(Outcome { made, resident_before_bytes: before, resident_after_bytes: None, shared_given_back_bytes: None });
     }
     let after = resident_bytes(memory, plan.allocator, request.pace, layouts);
-    Ok(Outcome { made, resident_before_bytes: before, resident_after_bytes: after })
+    let shared_given_back_bytes = shared_before.zip(shared(memory, &plan.ranges)).map(|(before, after)| before.saturating_sub(after));
+    Ok(Outcome { made, resident_before_bytes: before, resident_after_bytes: after, shared_given_back_bytes })
+}
+
+/// Bytes of a heap that other processes have too.
+fn shared(memory: &LiveMemory, ranges: &[Range<u64>]) -> Option<u64> {
+    Some(shared_bytes(&memory.resident_mappings().ok()?, ranges))
 }
 
 /// A census of level full, and which heap has the most to give back.
@@ -230,6 +248,10 @@ pub struct TrimReport {
     pub predicted_bytes: Option<u64>,
     /// By how much the heap's resident bytes fell; `null` if no call was made, or it was not measured.
     pub given_back_bytes: Option<u64>,
+    /// Of the heap's resident bytes before, those that other processes have too, as after a fork; `null` if not known.
+    pub shared_bytes: Option<u64>,
+    /// Of what was given back, at most so much is kept by other processes and freed nothing; `null` if no call was made, or not known.
+    pub shared_given_back_bytes: Option<u64>,
     /// Resident bytes of the heap before.
     pub resident_before_bytes: Option<u64>,
     /// Resident bytes of the heap after.
@@ -272,6 +294,7 @@ impl TrimReport {
         self.library = Some(plan.file.clone());
         self.predicted_bytes = Some(plan.predicted_bytes);
         self.resident_before_bytes = Some(plan.resident_bytes);
+        self.shared_bytes = plan.shared_bytes;
         self.predicted_stall_s = Some(plan.stall.longest.as_secs_f64());
         self.predicted_s = Some(plan.stall.call.as_secs_f64());
         (self.thread, self.thread_in) = (Some(plan.thread.0), Some(plan.thread.1));
@@ -284,6 +307,7 @@ impl TrimReport {
         (self.thread, self.thread_in) = (Some(made.thread.tid), Some(made.thread.call.name()));
         self.given_back_bytes = outcome.given_back_bytes();
         (self.resident_before_bytes, self.resident_after_bytes) = (outcome.resident_before_bytes, outcome.resident_after_bytes);
+        self.shared_given_back_bytes = self.given_back_bytes.zip(outcome.shared_given_back_bytes).map(|(all, shared)| shared.min(all));
         self.took_s = Some(made.took.as_secs_f64());
         self.stopped_s = Some(made.stopped.as_secs_f64());
         self.interrupted = made.is_interrupted;

@@ -6,6 +6,7 @@ pub(crate) mod harmless;
 mod pinned;
 pub(crate) mod programs;
 mod refusals;
+mod shared;
 mod truth;
 
 use std::path::{Path, PathBuf};
