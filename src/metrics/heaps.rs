@@ -155,7 +155,7 @@ fn heap_family(name: &'static str, help: &'static str, figure: Figure, ranked: &
 fn fragmentation(ranked: &Ranked<'_>) -> Family {
     let mut family = Family::gauge(
         "fragprof_process_fragmentation_ratio",
-        "1 - live / resident of all heaps of the process, 0 is perfect; live bytes from the last full census, resident bytes from the newest. An estimate if the heap was sampled.",
+        "1 - resident live bytes / resident bytes of all heaps of the process, 0 is perfect (live bytes, where it is not known how many of them are resident); live bytes from the last full census, resident bytes from the newest. An estimate if the heap was sampled.",
     );
     for (_, labels, view) in &ranked.own {
         if let Some(ratio) = view.fragmentation_ratio {

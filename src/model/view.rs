@@ -61,7 +61,7 @@ pub struct ProcessView {
     pub rss_bytes: u64,
     /// The ladder of all its heaps together, `allocator` = "all"; null = no heap seen yet.
     pub ladder: Option<HeapSample>,
-    /// 1 − live / resident of the heaps, 0 is perfect.
+    /// 1 − resident live / resident of the heaps, 0 is perfect.
     pub fragmentation_ratio: Option<f64>,
     /// extent / live of the heaps.
     pub extent_ratio: Option<f64>,

@@ -172,7 +172,7 @@ fn ratio(process: &ProcessSample) -> String {
         (None, None) => "not known".to_owned(),
     };
     format!(
-        "fragmentation {} (1 − live / resident), extent / live {}",
+        "fragmentation {} (1 − resident live / resident), extent / live {}",
         shown(heap.fragmentation_ratio, heap.fragmentation_ratio_max),
         shown(heap.extent_ratio, heap.extent_ratio_max)
     )
@@ -256,7 +256,7 @@ mod tests {
         process.totals.allocations_per_s = None;
         assert_eq!(text_of(&process, &sample, "heap"), "extent not known, resident not known; process RSS not known");
         assert_eq!(text_of(&process, &sample, "rate"), "not known yet");
-        assert_eq!(text_of(&process, &sample, "ratio"), "fragmentation not known (1 − live / resident), extent / live not known");
+        assert_eq!(text_of(&process, &sample, "ratio"), "fragmentation not known (1 − resident live / resident), extent / live not known");
     }
 
     #[test]

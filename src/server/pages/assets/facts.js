@@ -157,7 +157,7 @@ function evidence(one, said, steps) {
     from.fragmentation_ratio != null
       ? [
           "Fragmentation ratio",
-          el("data", { value: from.fragmentation_ratio, title: "1 − live / resident" }, from.fragmentation_ratio.toFixed(3)),
+          el("data", { value: from.fragmentation_ratio, title: "1 − resident live / resident" }, from.fragmentation_ratio.toFixed(3)),
         ]
       : null,
     growth

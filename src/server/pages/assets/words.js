@@ -24,7 +24,7 @@ export const COLUMNS = {
   live: STEPS.live.text,
   pinned: STEPS.pinned.text,
   trimmable: STEPS.trimmable.text,
-  ratio: "1 − live / resident: 0 is perfect. Consider the bytes as well",
+  ratio: "1 − resident live / resident: 0 is perfect. Consider the bytes as well",
   age: "Age of the newest full or sampled census",
 };
 
