@@ -28,7 +28,7 @@ use crate::model::seen::Candidate;
 use crate::model::snapshot::{AgentCounters, Published, Snapshot};
 use crate::process::handle::read_bounded;
 use crate::store::Keeper;
-use crate::units::Pid;
+use crate::units::{HumanDuration, Pid};
 use kills::Kills;
 use watch::Watch;
 
@@ -327,6 +327,20 @@ impl Collector {
         self.look_at_limits();
     }
 
+    /// Says of processes without a census that the budget is used up, while it is.
+    fn tell_why_waiting(&mut self) {
+        let wait_s = self.budget.wait_s(Work::Cheap);
+        let reason = (wait_s >= 1.0).then(|| {
+            let percent = self.config.census.budget_ratio() * 100.0;
+            format!("its first census waits: the agent has used up its {percent} % of a processor for {}", HumanDuration(wait_s))
+        });
+        for watch in self.watches.values_mut().filter(|watch| watch.sample.state == WatchState::Waiting) {
+            if watch.sample.reason != reason {
+                Arc::make_mut(&mut watch.sample).reason.clone_from(&reason);
+            }
+        }
+    }
+
     fn publish(&mut self) {
         let now_s = self.now_s();
         for (identity, watch) in &mut self.watches {
@@ -337,6 +351,7 @@ impl Collector {
                 Arc::make_mut(&mut watch.sample).attributed = known;
             }
         }
+        self.tell_why_waiting();
         let processes: Vec<Arc<ProcessSample>> = self.watches.values().map(|watch| Arc::clone(&watch.sample)).collect();
         let waiting = processes.iter().any(|one| one.state == WatchState::Waiting);
         self.first_round_done |= self.counters.scans > 0 && !waiting;
