@@ -350,6 +350,9 @@ fn gain(remedy: &Remedy) -> String {
     remedy.predicted_bytes.map_or_else(|| "?".to_owned(), |bytes| format!("{limit}{}", HumanBytes(bytes)))
 }
 
+/// What is resident outside the heaps: its parts follow it.
+const NOT_MALLOC: &str = "not malloc";
+
 fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, beside: &Beside) -> io::Result<()> {
     let Beside { surroundings, coverage, reachability, track_record, runtime } = beside;
     let name = serde_json::to_value(verdict.verdict)?;
@@ -381,7 +384,7 @@ fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, 
     let of_heap = |bytes: Option<u64>| bytes.filter(|_| ladder.extent_bytes > 0);
     let steps = [
         ("resident", known(evidence.rss_bytes)),
-        ("not malloc", known(evidence.not_malloc_bytes)),
+        (NOT_MALLOC, known(evidence.not_malloc_bytes)),
         ("heap extent", of_heap(Some(ladder.extent_bytes))),
         ("heap resident", of_heap(Some(ladder.resident_bytes))),
         ("in use", of_heap(ladder.live_bytes)),
@@ -397,6 +400,14 @@ fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, 
         if let Some(bytes) = bytes {
             writeln!(out, "    {name:<18} {:>10}", HumanBytes(bytes))?;
         }
+        if name == NOT_MALLOC {
+            for part in evidence.not_malloc.iter().filter(|part| part.resident_bytes >= PART_BYTES_MIN) {
+                writeln!(out, "      {:<16} {:>10} in {}", part.kind, HumanBytes(part.resident_bytes), counted(part.mappings, "mapping"))?;
+            }
+        }
+    }
+    if !evidence.heaps.is_empty() {
+        writeln!(out, "    heaps")?;
     }
     for part in &evidence.heaps {
         let known = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| HumanBytes(bytes).to_string());
@@ -412,9 +423,6 @@ fn write_text(out: &mut dyn Write, (comm, pid): (&str, u32), verdict: &Verdict, 
             },
             known(part.free_resident_bytes)
         )?;
-    }
-    for part in evidence.not_malloc.iter().filter(|part| part.resident_bytes >= PART_BYTES_MIN) {
-        writeln!(out, "      {:<16} {:>10} in {}", part.kind, HumanBytes(part.resident_bytes), counted(part.mappings, "mapping"))?;
     }
     if let Some(change) = &evidence.change {
         let sign = |delta: i64| if delta < 0 { "−" } else { "+" };

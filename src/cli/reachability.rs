@@ -168,8 +168,8 @@ fn held_by(owners: &Owners, by: By) -> Option<HeldBy> {
     if bytes == 0 {
         return None;
     }
-    let summary =
-        main_owner(owners, by).unwrap_or_else(|| format!("no block holds the {what} bytes: roots point to their blocks directly"));
+    let summary = main_owner(owners, by)
+        .unwrap_or_else(|| format!("no single block holds the {what} bytes: roots point to their blocks, or several blocks do"));
     let of_share = |share: &crate::retention::shares::Share| Part {
         bytes: share.sums.by(by),
         blocks: share.sums.blocks,
