@@ -213,9 +213,11 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
     // Memory that is free in one sample may be free only temporarily.
     let has_most = bytes.saturating_mul(2) >= free;
     let is_still = evidence.change.is_some_and(|change| matches!(change.live_shape, Shape::Steady | Shape::Levelled));
-    let confidence = if has_most && is_still { Confidence::High } else { Confidence::Medium };
+    // What fewer arenas would need is not in a census: only a run with fewer shows whether their number is the cause.
+    let is_shown = has_most && is_still && kind != Kind::ArenaBlowUp;
+    let confidence = if is_shown { Confidence::High } else { Confidence::Medium };
     let what = match kind {
-        Kind::ArenaBlowUp => format!("is spread over {}", counted(evidence.arenas as u64, "arena")),
+        Kind::ArenaBlowUp => format!("is spread over the {} beside the main one", counted(evidence.arenas as u64 - 1, "arena")),
         kind => where_it_lies(kind).to_owned(),
     };
     let text = format!(

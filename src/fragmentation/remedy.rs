@@ -49,6 +49,7 @@ fn against(kind: Kind, census: &Census, evidence: &Evidence) -> Vec<Remedy> {
             let pins = evidence.ladder.pinned_bytes.is_some_and(|pinned| pinned >= evidence.other_arenas_free_bytes / 4);
             trims()
                 .chain(pins.then(|| fragmentation(evidence)))
+                .chain(heaps.iter().filter_map(|heap| thresholds(heap)))
                 .chain(heaps.iter().filter_map(|heap| fewer_arenas(heap, evidence)))
                 .collect()
         }
@@ -121,8 +122,8 @@ fn growth(evidence: &Evidence) -> Vec<Remedy> {
     let grown = HumanBytes(u64::try_from(change.live_bytes_delta).unwrap_or(0));
     vec![Remedy {
         action:
-            "find the growing stacks: fragprof record -p PID --mode governed -d 60s, then fragprof report --by survivors; or exactly, at a \
-                 higher cost: fragprof record -p PID -d 60s, then fragprof report --by live"
+            "find the growing stacks: fragprof record -p PID --mode governed -d 60s, then fragprof report fragprof.pb.gz --by survivors; or \
+                 exactly, at a higher cost: fragprof record -p PID -d 60s, then fragprof report fragprof.pb.gz --by live"
                 .into(),
         predicted_bytes: None,
         at_most: false,
@@ -133,10 +134,9 @@ fn growth(evidence: &Evidence) -> Vec<Remedy> {
 
 fn fragmentation(evidence: &Evidence) -> Remedy {
     Remedy {
-        action:
-            "find the stacks that pin: fragprof record -p PID, then fragprof report --by pinned; allocate their long-lived blocks early \
-                 or from a pool of their own"
-                .into(),
+        action: "find the stacks that pin: fragprof record -p PID, then fragprof report fragprof.pb.gz --by pinned; allocate their \
+                 long-lived blocks early or from a pool of their own"
+            .into(),
         predicted_bytes: evidence.ladder.pinned_bytes,
         at_most: true,
         basis: "free bytes on pages that also hold live blocks: what would be saved if all of those blocks were elsewhere".into(),
@@ -221,13 +221,15 @@ fn fewer_arenas(heap: &HeapAccount, evidence: &Evidence) -> Option<Remedy> {
 fn thresholds(heap: &HeapAccount) -> Option<Remedy> {
     let (trim, mmap) = (setting(heap, "M_TRIM_THRESHOLD")?, setting(heap, "M_MMAP_THRESHOLD")?);
     let is_dynamic = setting(heap, "dynamic_threshold_off") == Some(0);
+    let tops = heap.occupancy.map(|occupancy| occupancy.top_unpinned_bytes);
+    let is_little = tops.is_some_and(|bytes| bytes < TRIM_BYTES_MIN);
     // A freed mapping of up to 32 MiB raises the mmap threshold to its size and the trim threshold to twice that.
-    (is_dynamic && mmap > 128 << 10).then(|| Remedy {
+    (is_dynamic && mmap > 128 << 10 && !is_little).then(|| Remedy {
         action: "set GLIBC_TUNABLES=glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072".into(),
-        predicted_bytes: heap.occupancy.map(|occupancy| occupancy.top_unpinned_bytes),
+        predicted_bytes: tops,
         at_most: true,
         basis: format!(
-            "glibc has raised the mmap threshold to {} and the trim threshold to {}: smaller blocks stay in the heap, and less free memory at its end is kept; {ASSUMED}",
+            "glibc has raised the mmap threshold to {} and the trim threshold to {}: smaller blocks stay in the heap, and as much free memory at the end of each arena, which a trim leaves; {ASSUMED}",
             HumanBytes(mmap),
             HumanBytes(trim)
         ),

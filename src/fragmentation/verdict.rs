@@ -379,12 +379,14 @@ fn occupancy_est(census: &Census) -> Option<OccupancyEstimate> {
     estimates.try_fold(first, |sum, one| Some(sum.and(one?)))
 }
 
-/// Free bytes of a heap's arenas but the main one, without those that the allocator will return by itself: the sum, and the arena with most.
+/// Free resident bytes of a heap's arenas but the main one, without those that the allocator will return by itself: the sum, and the arena
+/// with most. Of an arena alone it is not known how many of its free bytes are resident, so the sum is at most what is free in the heap.
 fn other_arenas_free(heap: &HeapAccount) -> (u64, u64) {
     let of = |arena: &ArenaAccount| arena.chunks.map_or(0, |chunks| chunks.unused_bytes().min(arena.resident_bytes));
     let free = || heap.arenas.iter().skip(1).map(of);
     let decaying = if heap.allocator.row().decays { heap.ladder.trimmable_bytes.unwrap_or(0) } else { 0 };
-    let sum = free().fold(0, u64::saturating_add).saturating_sub(decaying);
+    let most = heap.free_resident_bytes().unwrap_or(u64::MAX);
+    let sum = free().fold(0, u64::saturating_add).saturating_sub(decaying).min(most);
     (sum, free().max().unwrap_or(0).min(sum))
 }
 
