@@ -123,7 +123,7 @@ pub fn main() -> ExitCode {
         Command::Man(args) => generate::man(&args),
         Command::Schema(args) => generate::schema(&args),
         Command::Sites(args) => sites::run(&args),
-        Command::Doctor(args) => doctor::run(&args, &crate::capture::features(), &mut std::io::stdout().lock()),
+        Command::Doctor(args) => output::unless_closed(doctor::run(&args, &crate::capture::features(), &mut std::io::stdout().lock())),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

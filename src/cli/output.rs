@@ -48,6 +48,20 @@ pub fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow
     }
 }
 
+/// The result of a command that writes as it goes on: a closed pipe ends it, and is not an error.
+///
+/// # Errors
+/// Those of `done`.
+pub fn unless_closed(done: anyhow::Result<()>) -> anyhow::Result<()> {
+    let is_closed = |error: &(dyn std::error::Error + 'static)| {
+        error.downcast_ref().is_some_and(|io: &io::Error| io.kind() == io::ErrorKind::BrokenPipe)
+    };
+    match done {
+        Err(error) if error.chain().any(is_closed) => Ok(()),
+        done => done,
+    }
+}
+
 /// Writes a file. It is written under a temporary name and renamed when complete, so that a full disk or an interruption leaves the old
 /// file as it was. Anything that is not a regular file (`/dev/stdout`, a pipe) is written to directly.
 ///

@@ -231,11 +231,24 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
 }
 
 /// The finding on a heap of which it is not known how much of its free memory is resident, as of gperftools' tcmalloc. What a trim would give
-/// back is resident, and a lower bound.
+/// back is resident, and so is what live bytes leave of the resident ones: lower bounds.
 fn without_residency(evidence: &Evidence) -> Finding {
     let ladder = &evidence.ladder;
-    if ladder.live_bytes.is_none() {
+    let Some(live) = ladder.live_bytes else {
         return Finding::unknown("live and free bytes were not measured".into());
+    };
+    let free = ladder.resident_bytes.saturating_sub(live).saturating_sub(ladder.unknown_bytes.unwrap_or(0));
+    let given_back = ladder.trimmable_bytes.unwrap_or(0);
+    let beside_live = free.saturating_sub(given_back);
+    if beside_live > given_back && !is_little(free, ladder.resident_bytes) {
+        let text = format!(
+            "at least {} of {} resident in {} is free; a trim would give back {} of that, and the rest lies beside live blocks",
+            HumanBytes(free),
+            HumanBytes(ladder.resident_bytes),
+            evidence.heap(),
+            HumanBytes(given_back)
+        );
+        return Finding::new(Kind::Fragmentation, Confidence::Medium, Some(beside_live), text);
     }
     let Some(trimmable) = ladder.trimmable_bytes.filter(|&bytes| !is_little(bytes, ladder.resident_bytes)) else {
         return Finding::unknown("how much of the free memory is resident was not measured".into());
@@ -352,7 +365,11 @@ mod tests {
         let (kind, bytes, text) = of(Some(78 * MIB), 60);
         assert_eq!((kind, bytes), (Kind::Hoarding, Some(60 * MIB)), "{text}");
         assert!(text.ends_with("how much of its other free memory is resident was not measured"), "{text}");
-        let (kind, _, text) = of(Some(78 * MIB), 1);
+        let (kind, bytes, text) = of(Some(78 * MIB), 1);
+        assert_eq!((kind, bytes), (Kind::Fragmentation, Some(67 * MIB)), "{text}");
+        assert!(text.starts_with("at least 68.0 MiB of 146 MiB"), "{text}");
+        // All of it could be in use.
+        let (kind, _, text) = of(Some(200 * MIB), 1);
         assert_eq!((kind, text.as_str()), (Kind::Unknown, "how much of the free memory is resident was not measured"));
         assert_eq!(of(None, 60).0, Kind::Unknown);
     }

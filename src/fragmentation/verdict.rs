@@ -6,6 +6,7 @@ use super::decide::decide;
 use super::remedy::remedies;
 use super::trend::Shape;
 pub use super::trend::{Change, TrendSample, TrendSamples};
+use crate::allocator::Release;
 use crate::census::{ArenaAccount, Census, HeapAccount, Level, NotMalloc, OccupancyEstimate};
 use crate::heap::ladder::{Details, Ladder, fragmentation_ratio};
 use crate::units::{HumanBytes, HumanDuration, counted};
@@ -255,6 +256,13 @@ pub fn judge(census: &Census, change: Option<Change>) -> Verdict {
     }
     let findings = decide(census, &evidence);
     let remedies = remedies(&findings, census, &evidence);
+    if remedies.is_empty() && findings.iter().any(|finding| finding.verdict == Kind::Hoarding) {
+        let why = census.heaps.iter().filter_map(|heap| match heap.allocator.row().release {
+            Release::NoCall(why) => Some(format!("what would help: {why}")),
+            Release::Calls(_) => None,
+        });
+        unknowns.extend(why);
+    }
     let sources = sources(census, change);
     Verdict::of(findings, evidence, remedies, unknowns, sources)
 }
