@@ -28,6 +28,8 @@ pub struct Row {
     pub freed: Option<FreedRule>,
     /// The call or setting that releases whole free pages; `None` if there is none.
     pub trim: Option<Remedy>,
+    /// The command by which a JVM makes that call; `None` if it has none.
+    pub trim_in_jvm: Option<&'static str>,
     /// The same, shorter, for lists.
     pub trim_in_short: &'static str,
     /// What helps against free bytes that its blocks pin; `None` if a recording shows the stacks that allocated those blocks.
@@ -231,6 +233,7 @@ pub static GLIBC: Row = Row {
     footprint: Footprint::Glibc,
     chunks: ChunkRule::Header,
     freed: Some(FreedRule::Chunk),
+    trim_in_jvm: Some("jcmd PID System.trim_native_heap, where the JVM has it"),
     trim: Some(Remedy {
         action: "call malloc_trim(0) now and then, or once after load peaks",
         basis: "resident whole pages inside free chunks, and the end of the brk heap",
@@ -308,6 +311,7 @@ pub static JEMALLOC: Row = Row {
     footprint: Footprint::Jemalloc { quantum_bytes: 16 },
     chunks: ChunkRule::Extents,
     freed: Some(FreedRule::Record),
+    trim_in_jvm: None,
     trim: Some(Remedy {
         action: "set MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0, or call mallctl(\"arena.4096.purge\")",
         basis: "resident dirty and muzzy extents",
@@ -367,6 +371,7 @@ pub static MUSL: Row = Row {
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
     freed: Some(FreedRule::Slot),
+    trim_in_jvm: None,
     trim: None,
     trim_in_short: AS_DOCUMENTED,
     unpin: None,
@@ -391,6 +396,7 @@ pub static TCMALLOC: Row = Row {
     chunks: ChunkRule::Extents,
     // src/linked_list.h, SLL_Push; larger blocks are spans (kMaxSize in src/common.h).
     freed: Some(FreedRule::FirstWord { bytes_max: 256 << 10 }),
+    trim_in_jvm: None,
     trim: Some(Remedy {
         action: "call MallocExtension_ReleaseFreeMemory(), or set TCMALLOC_RELEASE_RATE=10",
         basis: "resident spans in the page heap's free lists",
@@ -435,6 +441,7 @@ pub static GOOGLE_TCMALLOC: Row = Row {
     chunks: ChunkRule::Extents,
     // The slabs of CPUs hold the addresses of freed blocks, and leave their words as they were (internal/percpu_tcmalloc.h, Push).
     freed: None,
+    trim_in_jvm: None,
     trim: Some(Remedy {
         action: "have a thread run MallocExtension::ProcessBackgroundActions(), or call MallocExtension::ReleaseMemoryToSystem(SIZE_MAX) after \
                  load peaks",
@@ -471,6 +478,7 @@ pub static MIMALLOC: Row = Row {
     chunks: ChunkRule::Extents,
     // mi_block_set_next, of every block (src/free.c).
     freed: Some(FreedRule::FirstWord { bytes_max: u64::MAX }),
+    trim_in_jvm: None,
     trim: Some(Remedy {
         action: "call mi_collect(true) in each thread after load peaks (2.1.4 and later), or have pages returned at once: \
                  MIMALLOC_PURGE_DELAY=0 (2.1 and later), MIMALLOC_DECOMMIT_DELAY=0 (2.0)",
@@ -516,6 +524,7 @@ pub static PYMALLOC: Row = Row {
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
     freed: None,
+    trim_in_jvm: None,
     trim: None,
     trim_in_short: "free the last objects of each arena: tracemalloc shows where they were allocated",
     unpin: Some(Remedy {
@@ -545,6 +554,7 @@ const UNKNOWN: Row = Row {
     footprint: Footprint::Requested,
     chunks: ChunkRule::Extents,
     freed: None,
+    trim_in_jvm: None,
     trim: None,
     trim_in_short: AS_DOCUMENTED,
     unpin: None,

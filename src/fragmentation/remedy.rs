@@ -11,6 +11,8 @@ use crate::allocator::{self, CacheSetting};
 use crate::census::{ArenaAccount, Census, HeapAccount};
 use crate::units::{HumanBytes, HumanDuration, counted};
 
+/// What a JVM has outside malloc.
+const JAVA_HEAP: &str = "java_heap";
 /// A trim or purge that would release less is not listed.
 const TRIM_BYTES_MIN: u64 = 1 << 20;
 
@@ -28,6 +30,14 @@ pub(super) fn remedies(findings: &[Finding], census: &Census, evidence: &Evidenc
     for remedy in all {
         if !list.iter().any(|other| other.action == remedy.action) {
             list.push(remedy);
+        }
+    }
+    if evidence.not_malloc.iter().any(|part| part.kind == JAVA_HEAP) {
+        for row in census.heaps.iter().map(|heap| heap.allocator.row()) {
+            let (Some(trim), Some(command)) = (row.trim, row.trim_in_jvm) else { continue };
+            list.iter_mut()
+                .filter(|remedy| remedy.action == trim.action)
+                .for_each(|remedy| remedy.action = format!("{}, or {command}", trim.action));
         }
     }
     list
@@ -178,7 +188,7 @@ fn huge_pages(evidence: &Evidence) -> Remedy {
 
 /// A JVM allocates direct buffers with malloc, which gives large ones mappings of their own.
 fn direct_buffers(census: &Census, evidence: &Evidence) -> Option<Remedy> {
-    let is_java = evidence.not_malloc.iter().any(|part| part.kind == "java_heap");
+    let is_java = evidence.not_malloc.iter().any(|part| part.kind == JAVA_HEAP);
     let mmapped: u64 = census.heaps.iter().map(|heap| heap.mmapped_bytes).fold(0, u64::saturating_add);
     let count: u64 = census.heaps.iter().map(|heap| heap.mmapped_allocations).sum();
     let is_large = mmapped.saturating_mul(100) >= evidence.rss_bytes.saturating_mul(outside::PART_PERCENT_MIN);
