@@ -15,6 +15,12 @@ const ALLOCATORS: &[&str] = &[
     "posix_memalign",
     "valloc",
     "pvalloc",
+    "__malloc",
+    "__calloc",
+    "__realloc",
+    "__memalign",
+    "__posix_memalign",
+    "default_malloc",
     "mallocx",
     "rallocx",
     "xallocx",
@@ -234,15 +240,16 @@ fn leading<'a>(frames: impl ExactSizeIterator<Item = &'a Frame>, is_one: impl Fn
     if leading == all { 0 } else { leading }
 }
 
-/// Prefixes of glibc's internal names of its functions.
-const INNER_NAMES: [&str; 2] = ["__GI___libc_", "__libc_"];
+/// Prefixes of glibc's and musl's internal names of their functions, as a statically linked program shows them.
+const INNER_NAMES: [&str; 4] = ["__GI___libc_", "__libc_", "default_", "__"];
 
 /// The allocator's function that the program called, as a programmer knows it, without its parameters: `operator new`, `calloc`.
 pub fn allocated_by<'a>(frames: &[&'a Frame]) -> Option<&'a str> {
     let own = allocator_frames(frames.iter().copied());
     let function = &*frames.get(own.checked_sub(1)?)?.function;
     let name = function.split_once('(').map_or(function, |(name, _)| if name.is_empty() { function } else { name });
-    Some(INNER_NAMES.iter().find_map(|inner| name.strip_prefix(inner)).unwrap_or(name))
+    let outer = |inner: &&str| name.strip_prefix(*inner).filter(|outer| ALLOCATORS.contains(outer));
+    Some(INNER_NAMES.iter().find_map(outer).unwrap_or(name))
 }
 
 /// Number of frames at the root that only start the thread or the process. 0 if all frames do.
@@ -262,6 +269,17 @@ mod tests {
         let library = Frame { file: "/usr/include/c++/12/bits/unique_ptr.h".into(), ..Frame::named("make<Product>") };
         let frames = [Frame::named("malloc"), library, Frame::named("load")];
         assert_eq!(leading_frames(frames.iter()), 2);
+    }
+
+    #[test]
+    fn functions_of_a_static_c_library_are_the_allocators_under_their_inner_names() {
+        for (inner, name) in
+            [("__realloc", "realloc"), ("default_malloc", "malloc"), ("__libc_calloc", "calloc"), ("__rust_alloc", "__rust_alloc")]
+        {
+            let frames = [Frame::named(inner), Frame::named("work"), Frame::named("main")];
+            assert_eq!(allocator_frames(frames.iter()), 1, "{inner}");
+            assert_eq!(allocated_by(&frames.each_ref()), Some(name));
+        }
     }
 
     #[test]
