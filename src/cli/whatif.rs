@@ -200,9 +200,10 @@ impl Trials<'_> {
         census_at.extend(self.replayer.compared());
         let first = self.replay(&today, census_at)?;
         let survey = &self.replayer.survey;
-        let calibration = Calibration::of(survey, &first);
+        // A replay that ended early is not the recorded process.
+        let calibration = if first.stopped.is_none() { Calibration::of(survey, &first) } else { Calibration::default() };
         let off = calibration.error_percent().unwrap_or(0.0).abs();
-        if calibration.error_percent().is_none() {
+        if first.stopped.is_none() && calibration.error_percent().is_none() {
             notes.push("the trace has no census and no samples of the process: the replay is not compared with it".to_owned());
         }
         let recorded = forecast::recorded_resident(survey, &first);

@@ -209,7 +209,10 @@ pub fn replay(
     let mut out = driver.collect();
     out.stopped = match done {
         Ok(()) => None,
-        Err(Ended::Heap(bytes)) => Some(format!("the recorded blocks take more than the {} MiB that are available", bytes >> 20)),
+        Err(Ended::Heap(bytes)) => Some(format!(
+            "the recorded blocks take more than the limit of {} MiB (--memory-limit, by default three quarters of what is available)",
+            bytes >> 20
+        )),
         Err(Ended::Blocks) => Some("the trace has more live blocks at a time than its survey found".to_owned()),
         Err(Ended::Stopped(stopped)) => {
             let words = driver.player.last_words().map(|words| format!(": {words}")).unwrap_or_default();

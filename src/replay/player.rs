@@ -17,6 +17,7 @@ use super::sandbox::Confinement;
 use crate::bpf::{self, Play, PlayOp};
 use crate::heap::residency::page_bytes;
 use crate::process::Statm;
+use crate::units::ShortDuration;
 
 /// The program, linked at the build.
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/player"));
@@ -70,7 +71,7 @@ pub enum Stopped {
     #[error("the allocator hangs: no call returned for {} s", .0.as_secs())]
     Hangs(Duration),
     /// The time was not enough.
-    #[error("the replay takes more than {} s", .0.as_secs())]
+    #[error("the replay takes more than {} (--time-limit)", ShortDuration(.0.as_secs_f64()))]
     TimeOver(Duration),
 }
 

@@ -35,7 +35,7 @@ fn sizes_that_no_memory_has_end_the_replay_with_the_reason() {
         writer.alloc((1, 0), 0x2000, 1, u64::MAX, How { alignment_bits: 63, is_zeroed: true }).unwrap();
     });
     assert_eq!(status, Some(0), "{text}");
-    assert!(text.contains("more than the 512 MiB"), "{text}");
+    assert!(text.contains("more than the limit of 512 MiB"), "{text}");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn heaps_from_before_that_no_memory_has_are_refused_or_end_the_replay_with_the_r
     for free in [None, Some(0)] {
         let (status, text) = seeded(1 << 40, free);
         assert_eq!(status, Some(0), "{text}");
-        assert!(text.contains("more than the 512 MiB"), "{text}");
+        assert!(text.contains("more than the limit of 512 MiB"), "{text}");
     }
     let (status, text) = replayed(|writer| {
         writer.without_seed("the census was not usable");
