@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{losses, report, started};
+use super::{losses, record, report, started};
 use crate::support::LIMIT;
 use crate::support::build::standalone;
 use crate::support::process::{Process, run, wait_until};
@@ -94,4 +94,19 @@ fn a_forked_child_has_its_parents_blocks_and_a_ledger_of_its_own() {
     assert_eq!(live.iter().map(|of| of.0).sum::<u64>(), 10 + 7 + 2, "{live:?}");
     assert_eq!(live.iter().map(|of| of.1).sum::<u64>(), 12, "{live:?}");
     assert!(losses(&report).is_empty(), "{:?}", losses(&report));
+}
+
+#[test]
+fn a_program_that_is_executed_without_the_library_counts_as_not_watched() {
+    let directory = TempDir::new().unwrap();
+    let out = directory.path().join("out.pb.gz");
+    // Seen by the way while it runs, and after a time.
+    for seconds in ["1.5", "4"] {
+        let done = run(record().arg("-o").arg(&out).args(["--", "env", "-u", "LD_PRELOAD", "sleep", seconds]));
+        assert!(done.status.success(), "{}", done.err);
+        let report = report(&out);
+        assert_eq!(report["losses"]["unwatched_children"], 1, "{report}");
+        let notes = report["notes"].to_string();
+        assert_eq!(notes.matches("sleep, which does not load the recorder's library: not recorded since").count(), 1, "{notes}");
+    }
 }

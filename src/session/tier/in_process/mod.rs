@@ -15,7 +15,7 @@ mod feed;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
 use std::sync::{Arc, atomic::AtomicU64};
@@ -91,8 +91,8 @@ pub struct InProcess {
     /// When a copy of a ledger was first seen without its child.
     unclaimed: HashMap<Pid, Instant>,
     next_slot: Slot,
-    /// By slot: the program, and since when the process has another one.
-    programs: HashMap<u16, (PathBuf, Option<Instant>)>,
+    /// By slot: the program, and another one that the process has since some time.
+    programs: HashMap<u16, (PathBuf, Option<(Instant, PathBuf)>)>,
     /// The process to which the library was attached.
     attached: Option<Attached>,
     command: Option<Child>,
@@ -440,11 +440,15 @@ impl InProcess {
             self.control.ended(slot);
         } else if !is_alive {
             self.retire(slot);
-        } else if let (Some((program, since)), Some(now)) = (self.programs.get_mut(&slot.index), program_of(&target.process)) {
+        } else if let (Some((program, other)), Some(now)) = (self.programs.get_mut(&slot.index), program_of(&target.process)) {
             if *program == now {
-                *since = None;
-            } else if since.get_or_insert_with(Instant::now).elapsed() >= SILENT_MAX && is_recorded {
-                target.note(format!("it executed {}, which does not load the recorder's library: not recorded since", now.display()));
+                *other = None;
+            } else if other.get_or_insert_with(|| (Instant::now(), now)).0.elapsed() >= SILENT_MAX && is_recorded {
+                if let Some((_, now)) = other.take() {
+                    not_recorded_since(target, &now);
+                    self.unwatched_children += 1;
+                    *program = now;
+                }
                 self.control.replaced(slot);
             }
         }
@@ -475,7 +479,10 @@ impl InProcess {
 
     fn retire(&mut self, slot: Slot) {
         let Some(mut target) = self.targets.remove(&slot.index) else { return };
-        self.programs.remove(&slot.index);
+        if let Some((_, Some((_, now)))) = self.programs.remove(&slot.index) {
+            not_recorded_since(&mut target, &now);
+            self.unwatched_children += 1;
+        }
         target.watched = lock(&self.shard).watched.remove(&slot.index);
         self.ended.push(target);
     }
@@ -572,7 +579,7 @@ impl InProcess {
             inherited_refused: lock(&self.shard).inherited_refused,
             notes,
             has_growth: false,
-            is_from_start: self.attached.is_none(),
+            is_from_start: self.command.is_some(),
         }
     }
 }
@@ -581,6 +588,11 @@ impl Drop for InProcess {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Says of a process that it executed a program that is not recorded.
+fn not_recorded_since(target: &mut Target, program: &Path) {
+    target.note(format!("it executed {}, which does not load the recorder's library: not recorded since", program.display()));
 }
 
 /// The program that a process executes.
