@@ -54,6 +54,20 @@ impl fmt::Display for Content {
     }
 }
 
+impl Content {
+    /// What it says of a block of which the first word alone was looked at.
+    #[must_use]
+    pub fn first_word(self) -> &'static str {
+        match self {
+            Self::StaticPointer | Self::Pointers => "a pointer",
+            Self::Text => "text",
+            Self::Zeros => "0",
+            Self::Numbers => "a number",
+            Self::Absent => "a word that is not in memory",
+        }
+    }
+}
+
 /// What is known of a block by its first bytes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Kind {

@@ -197,7 +197,11 @@ impl Labels {
             content => *self.of_content.entry(content).or_insert(next),
         };
         if label == next {
-            self.names.push(kind.words());
+            let words = match kind.content {
+                Content::StaticPointer => kind.words(),
+                content => format!("begins with {}", content.first_word()),
+            };
+            self.names.push(words);
         }
         label
     }

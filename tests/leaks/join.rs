@@ -41,7 +41,7 @@ fn blocks_from_before_a_recording_are_split_by_owner_and_type_and_the_parts_add_
     assert!(sum(&rows).0 > 1 << 20, "{rows:?}");
     assert_eq!(report["coverage"]["before_attach_bytes"], sum(&rows).1);
     let (names, pinned, _) = &rows[0];
-    assert_eq!(names[0], "numbers, 104 B");
+    assert_eq!(names[0], "begins with a number, 104 B");
     assert!(names[1].starts_with("one block of 65,544 B"), "{names:?}");
     assert!(names[2].starts_with("the_catalogue"), "{names:?}");
     assert!(pinned * 10 > sum(&rows).0 * 9, "{rows:?}");
@@ -78,7 +78,7 @@ fn blocks_from_before_a_sampler_are_split_by_owner_and_type() {
     };
     assert_eq!(sum(&parts), sum(&whole), "{parts:?} {whole:?}");
     assert!(sum(&parts).0 > 1e6, "{parts:?}");
-    assert_eq!(parts[0].0[0], "numbers, 104 B");
+    assert_eq!(parts[0].0[0], "begins with a number, 104 B");
     assert!(parts[0].0[2].starts_with("the_catalogue"), "{:?}", parts[0]);
 }
 
