@@ -17,7 +17,8 @@ use crate::heap::occupancy::{Occupancy, OccupancyBuilder};
 pub enum Level {
     /// Extent, tops, mmapped chunks, arenas, resident bytes: about a millisecond.
     Top,
-    /// Like top, with shares of live and free bytes estimated from random windows, and their errors: about 20 ms whatever the heap's size.
+    /// Like top, with shares of live and free bytes estimated from random windows, and their errors: about 20 ms whatever the heap's size, or
+    /// per GiB if its blocks are large.
     /// Chunks with mappings of their own are found one by one.
     Sampled,
     /// Every chunk.

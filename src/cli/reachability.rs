@@ -165,11 +165,13 @@ fn write_part(out: &mut dyn Write, summary: &str, groups: &[Part], doubts: &[Str
 /// The owners of the bytes that `by` ranks by; `None` if there are none.
 fn held_by(owners: &Owners, by: By) -> Option<HeldBy> {
     let (what, bytes) = if by == By::Blocked { ("blocked", owners.blocked_bytes) } else { ("pinned", owners.pinned_bytes) };
-    if bytes == 0 {
+    if bytes < PINNED_BYTES_MIN {
         return None;
     }
     let summary = main_owner(owners, by)
         .unwrap_or_else(|| format!("no single block holds the {what} bytes: roots point to their blocks, or several blocks do"));
+    let explained = if by == By::Blocked { " (blocked: whole free pages below the heap's last block in use)" } else { "" };
+    let summary = format!("{summary}{explained}");
     let of_share = |share: &crate::retention::shares::Share| Part {
         bytes: share.sums.by(by),
         blocks: share.sums.blocks,
@@ -195,7 +197,8 @@ fn unreached(memory: &LiveMemory, (pid, comm): (u32, &str)) -> Result<Unreached,
         pinned_alone_bytes: None,
     };
     let summary = if leaks.unreached_blocks == 0 {
-        format!("all {} blocks are still pointed to: what grows is retained, not lost ({} scans)", grouped(leaks.live_blocks), leaks.looks)
+        let scans = counted(u64::from(leaks.looks), "scan");
+        format!("all {} blocks are still pointed to: what grows is retained, not lost ({scans})", grouped(leaks.live_blocks))
     } else {
         wording::sentence(&leaks)
     };

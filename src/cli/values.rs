@@ -15,7 +15,7 @@ impl ValueEnum for Level {
         Some(PossibleValue::new(self.name()).help(match self {
             Self::Top => "Extent, tops, mmapped chunks, arenas, resident bytes: about a millisecond",
             Self::Sampled => {
-                "As top, and shares of live and free bytes from random windows, with their error: about 20 ms whatever the heap's size"
+                "As top, and shares of live and free bytes from random windows, with their error: about 20 ms whatever the heap's size, or per GiB if its blocks are large"
             }
             Self::Full => "Every chunk",
         }))

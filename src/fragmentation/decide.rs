@@ -170,7 +170,7 @@ fn elsewhere(census: &Census, evidence: &Evidence) -> Option<Finding> {
     let confidence = if sure && evidence.change.is_some() { Confidence::High } else { Confidence::Medium };
     let java = outside::java_heap(census).map_or_else(String::new, |java| format!("; {java}"));
     let text = format!(
-        "{} of {} resident is outside malloc; the largest part is {} with {}{java}",
+        "{} of {} resident is outside malloc, mapped programs and libraries not counted; the largest part is {} with {}{java}",
         HumanBytes(bytes),
         HumanBytes(evidence.rss_bytes),
         largest.kind,
