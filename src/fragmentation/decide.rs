@@ -217,7 +217,9 @@ fn state_of_heap(evidence: &Evidence) -> Finding {
     let is_shown = has_most && is_still && kind != Kind::ArenaBlowUp;
     let confidence = if is_shown { Confidence::High } else { Confidence::Medium };
     let what = match kind {
-        Kind::ArenaBlowUp => format!("is spread over the {} beside the main one", counted(evidence.arenas as u64 - 1, "arena")),
+        Kind::ArenaBlowUp => {
+            format!("is spread over the {} beside the main one", counted((evidence.arenas as u64).saturating_sub(1), "arena"))
+        }
         kind => where_it_lies(kind).to_owned(),
     };
     let text = format!(

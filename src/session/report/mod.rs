@@ -107,11 +107,12 @@ pub(in crate::session) fn profile(facts: Facts, targets: &[Target], symbolizer: 
     let joined = |target: &&Target| target.sampled_heap.is_some() || target.heap.as_ref().is_some_and(|heap| heap.attribution.is_some());
     let gone = |target: &&Target| !joined(target) && !target.process.is_alive();
     let is_known = targets.iter().all(|target| joined(&target) || gone(&target));
-    if targets.iter().any(|target| joined(&target)) && is_known {
+    let is_joined = targets.iter().any(|target| joined(&target)) && is_known;
+    if is_joined {
         profile.meta.kinds = profile.meta.kinds.with(ValueKind::LiveObjects).with(ValueKind::LiveSpace);
     }
     // What was recorded from its start has no memory from before.
-    if profile.meta.kinds.contains(ValueKind::LiveSpace) || is_known && is_from_start {
+    if is_joined || is_known && is_from_start {
         let ended = targets.iter().filter(gone).count() as u64;
         if ended > 0 {
             let who = if ended == 1 { "1 process".to_owned() } else { format!("{} processes", grouped(ended)) };
