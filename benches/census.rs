@@ -1,5 +1,6 @@
 //! The census's figures, each with its goal or compared with something that was measured in the same run: `make bench-census`, or
-//! `cargo bench --bench census -- [SECTION…] [--walks N] [--gib N]` with the sections `walk`, `loss`, `rest`, `running`, `round`, `trim`.
+//! `cargo bench --bench census -- [SECTION…] [--walks N] [--gib N] [--allocator NAME]` with the sections `walk`, `loss`,
+//! `rest`, `running`, `round`, `trim`; `--allocator` is for `walk`.
 //!
 //! Targets are real processes; the reference is the allocator's or the program's own account. Times are CPU time of the one thread,
 //! because the machine may be shared.
@@ -37,16 +38,18 @@ struct Arguments {
     sections: Vec<String>,
     walks: usize,
     gib: u64,
+    allocator: Option<String>,
 }
 
 fn main() {
-    let mut arguments = Arguments { sections: Vec::new(), walks: 60, gib: 2 };
+    let mut arguments = Arguments { sections: Vec::new(), walks: 60, gib: 2, allocator: None };
     let mut rest = std::env::args().skip(1);
     while let Some(argument) = rest.next() {
-        let mut number = || rest.next().and_then(|text| text.parse().ok()).expect("a number follows");
+        let mut value = || rest.next().expect("a value follows");
         match argument.as_str() {
-            "--walks" => arguments.walks = usize::try_from(number()).unwrap(),
-            "--gib" => arguments.gib = number(),
+            "--walks" => arguments.walks = value().parse().expect("a number"),
+            "--gib" => arguments.gib = value().parse().expect("a number"),
+            "--allocator" => arguments.allocator = Some(value()),
             // cargo passes --bench.
             option if option.starts_with('-') => {}
             section => arguments.sections.push(section.to_owned()),
@@ -162,7 +165,8 @@ fn python() -> Command {
 
 /// Time and memory of the three levels on heaps of small and of large chunks, of each allocator.
 fn walk(arguments: &Arguments) {
-    for (allocator, size, goal_s_gib, mut command) in walked() {
+    let is_wanted = |name: &str| arguments.allocator.as_deref().is_none_or(|wanted| wanted == name);
+    for (allocator, size, goal_s_gib, mut command) in walked().into_iter().filter(|one| is_wanted(one.0)) {
         let mut target = Target::start(&mut command);
         target.tell(&format!("fill {size} {}", arguments.gib << 10));
         let mut layouts = LayoutCache::default();

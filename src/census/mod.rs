@@ -37,6 +37,7 @@ pub mod reader;
 pub mod resident;
 pub mod runtime;
 pub mod searched;
+mod shares;
 pub mod take;
 pub mod tcmalloc;
 pub mod threads;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::memory::Memory;
+use super::memory::{Memory, Piece};
 use crate::heap::residency::{PageRuns, Residency, page_down, page_up};
 
 /// Address space queried at once: a quarter of a millisecond, at most 4096 runs.
@@ -45,6 +45,20 @@ impl<'a> PageCache<'a> {
             self.range = asked;
         }
         &self.runs
+    }
+
+    /// Copies the memory from `addr` on. What is not present reads as zeros.
+    pub fn copy(&mut self, addr: u64, out: &mut [u8]) {
+        let range = addr..addr.saturating_add(out.len() as u64);
+        let memory = self.memory;
+        let mut done = 0;
+        for run in self.runs_for(range.clone()).within(range).filter(|run| run.state.present) {
+            let (from, to) = ((run.start - addr) as usize, (run.end - addr) as usize);
+            out.get_mut(done..from).unwrap_or_default().fill(0);
+            let Some(part) = out.get_mut(from..to) else { continue };
+            done = from + memory.read_pieces(&[Piece { addr: run.start, bytes: part.len() }], part);
+        }
+        out.get_mut(done..).unwrap_or_default().fill(0);
     }
 
     /// Drops the cached answer, which is out of date.

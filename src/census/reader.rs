@@ -23,6 +23,8 @@ pub struct Sight<'a> {
     pub objects: &'a Objects<'a>,
     /// Level and pace.
     pub options: Options,
+    /// Address ranges of heaps that were read before, sorted and disjoint.
+    pub taken: &'a [Range<u64>],
 }
 
 /// A reader's result for one allocator's heap.

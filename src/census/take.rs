@@ -92,7 +92,7 @@ pub fn take(memory: &dyn Memory, pid: u32, comm: &str, options: Options, layouts
     let started = Instant::now();
     let maps = memory.maps()?;
     let objects = Objects::of(memory, &maps);
-    let mut heaps = heaps(&Sight { memory, maps: &maps, objects: &objects, options }, layouts)?;
+    let mut heaps = heaps(&Sight { memory, maps: &maps, objects: &objects, options, taken: &[] }, layouts)?;
     let set_aside = set_aside(&mut heaps);
     if options.level != Level::Top && memory.process().is_some() {
         look_at_huge_pages(memory, &mut heaps);
@@ -133,7 +133,7 @@ pub fn add_blocks(memory: &dyn Memory, taken: &mut Taken, layouts: &mut LayoutCa
     let maps = memory.maps()?;
     let objects = Objects::of(memory, &maps);
     let options = Options { level: Level::Full, pace: Pace::default(), with_not_malloc: false };
-    let sight = Sight { memory, maps: &maps, objects: &objects, options };
+    let sight = Sight { memory, maps: &maps, objects: &objects, options, taken: &[] };
     for heap in taken.heaps.iter_mut().filter(|heap| heap.chunks.is_empty()) {
         let of_heap = layouts.readers.iter_mut().find(|reader| reader.allocator() == heap.account.allocator);
         if let Some(walk) = of_heap.map(|reader| reader.read_blocks(&sight)).transpose()?.flatten() {
@@ -176,15 +176,22 @@ fn heaps(sight: &Sight<'_>, layouts: &mut LayoutCache) -> Result<Vec<HeapWalk>, 
     Ok(heaps)
 }
 
-/// The heaps of these allocators, with the allocators that have one.
+/// The heaps of these allocators, with the allocators that have one, in the readers' order. A runtime's heap is read first: what it has taken
+/// need not be searched for blocks of malloc.
 fn read(allocators: &[Allocator], sight: &Sight<'_>, layouts: &mut LayoutCache) -> Result<(Vec<Allocator>, Vec<HeapWalk>), MemoryError> {
-    let (mut found, mut heaps) = (Vec::new(), Vec::new());
-    for reader in layouts.readers.iter_mut().filter(|reader| allocators.contains(&reader.allocator())) {
-        let walked = reader.read(sight)?;
-        found.extend(walked.is_some().then_some(reader.allocator()));
-        heaps.extend(walked);
+    let of_malloc = |reader: &dyn HeapReader| reader.allocator().row().runtime.is_none();
+    let mut walks: Vec<Option<HeapWalk>> = layouts.readers.iter().map(|_| None).collect();
+    let mut taken = Vec::new();
+    for is_of_malloc in [false, true] {
+        for (reader, walk) in layouts.readers.iter_mut().zip(&mut walks) {
+            if of_malloc(reader.as_ref()) == is_of_malloc && allocators.contains(&reader.allocator()) {
+                *walk = reader.read(&Sight { taken: &taken, ..*sight })?;
+            }
+        }
+        taken = all_own_ranges(walks.iter().flatten());
     }
-    Ok((found, heaps))
+    let found = layouts.readers.iter().zip(&walks).filter(|(_, walk)| walk.is_some()).map(|(reader, _)| reader.allocator()).collect();
+    Ok((found, walks.into_iter().flatten().collect()))
 }
 
 /// The file that is mapped, without directories.
@@ -254,9 +261,9 @@ fn own_ranges(heap: &HeapWalk, own: &mut Vec<Range<u64>>) {
 
 /// The ranges of all heaps, sorted and disjoint.
 #[must_use]
-pub fn all_own_ranges(heaps: &[HeapWalk]) -> Vec<Range<u64>> {
+pub fn all_own_ranges<'a>(heaps: impl IntoIterator<Item = &'a HeapWalk>) -> Vec<Range<u64>> {
     let mut own: Vec<Range<u64>> = Vec::new();
-    heaps.iter().for_each(|heap| own_ranges(heap, &mut own));
+    heaps.into_iter().for_each(|heap| own_ranges(heap, &mut own));
     own.sort_by_key(|range| range.start);
     joined(&own)
 }

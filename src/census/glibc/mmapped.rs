@@ -15,6 +15,8 @@ use crate::heap::residency::page_bytes;
 
 /// Pages without a chunk that end the search of a mapping in the first, quick pass.
 const EMPTY_PAGES_MAX: u32 = 4;
+/// Bytes of a chunk's header.
+const HEADER_BYTES: usize = 16;
 /// Pages probed in all: 4 GiB of address space, a second of time.
 const PROBES_MAX: u64 = 1 << 18;
 
@@ -101,16 +103,15 @@ fn search(memory: &dyn Memory, range: &Range<u64>, span: &Range<u64>, places: Pl
     }
     let Ok(runs) = memory.page_runs(at..range.end) else { return };
     let mut empty_pages = 0;
-    let mut page = vec![0u8; page_bytes() as usize];
+    let mut page = vec![0u8; if places == Places::PageStarts { HEADER_BYTES } else { page_bytes() as usize }];
     while at < range.end && *probes < PROBES_MAX {
         let Some(present) = runs.next_present(at) else { return };
         at = present;
         *probes += 1;
         let piece = Piece { addr: at, bytes: page.len() };
         let is_read = memory.read_pieces(&[piece], &mut page) == page.len();
-        let searched = if places == Places::PageStarts { &page[..16] } else { &page[..] };
         let is_plain = |found: &Mmapped| word_at(&page, 0) == 0 && word_at(&page, 8) & !FLAGS == found.bytes;
-        let found = if is_read { chunk_in_page(searched, at, span) } else { None };
+        let found = if is_read { chunk_in_page(&page, at, span) } else { None };
         let found = found.filter(|found| places != Places::PageStarts || is_plain(found));
         match found {
             Some(found) if chunks.last().is_none_or(|last| last.end() <= found.start) => {

@@ -24,7 +24,7 @@ use self::walker::Walker;
 use super::account::{ArenaAccount, HeapAccount, Level, Setting, Sums};
 use super::chunks::{ARENA_NONE, ChunkState, ChunkTable};
 use super::memory::{Memory, MemoryError};
-use super::objects::{Objects, anonymous_ranges, joined, unbacked_ranges, without};
+use super::objects::{anonymous_ranges, joined, unbacked_ranges, without};
 use super::pace::Pacer;
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
@@ -46,8 +46,7 @@ impl HeapReader for Reader {
     }
 
     fn read(&mut self, sight: &Sight<'_>) -> Result<Option<HeapWalk>, MemoryError> {
-        let &Sight { memory, maps, objects, options } = sight;
-        take(memory, maps, objects, &mut self.0, options.level, Pacer::start(options.pace))
+        take(sight, &mut self.0)
     }
 }
 
@@ -55,14 +54,9 @@ impl HeapReader for Reader {
 ///
 /// # Errors
 /// If the process has ended, or the permission to read is missing.
-fn take(
-    memory: &dyn Memory,
-    maps: &Maps,
-    objects: &Objects<'_>,
-    layouts: &mut LayoutCache,
-    level: Level,
-    pacer: Pacer,
-) -> Result<Option<HeapWalk>, MemoryError> {
+fn take(sight: &Sight<'_>, layouts: &mut LayoutCache) -> Result<Option<HeapWalk>, MemoryError> {
+    let &Sight { memory, maps, objects, options, taken } = sight;
+    let (level, pacer) = (options.level, Pacer::start(options.pace));
     let Some(mut located) = locate(memory, maps, objects, layouts) else { return Ok(None) };
     let par = located.par;
     let mut layout = located.layout;
@@ -90,7 +84,7 @@ fn take(
             account.top_bytes = arenas.iter().map(|arena| arena.top_bytes).fold(0, u64::saturating_add);
             if let Some(sample) = sample {
                 quality = sample.quality;
-                add_mmapped(memory, par.as_ref(), &regions, &mut table, &mut account, &mut quality)?;
+                add_mmapped(memory, par.as_ref(), (&regions, taken), &mut table, &mut account, &mut quality)?;
                 table.sort_regions();
                 account.live_bytes_est = Some(sample.live_bytes_est.saturating_add(account.mmapped_bytes));
                 account.live_bytes_stderr = Some(sample.live_bytes_stderr);
@@ -148,7 +142,7 @@ fn take(
                 [&arenas, &own],
                 system_bytes.iter().fold(0, |sum, own| sum.saturating_add(*own)),
             );
-            add_mmapped(memory, par.as_ref(), &regions, &mut table, &mut account, &mut quality)?;
+            add_mmapped(memory, par.as_ref(), (&regions, taken), &mut table, &mut account, &mut quality)?;
             table.sort_regions();
             fill_account(&table, &mut account, &quality);
             let plan = TrimPlan {
@@ -290,7 +284,7 @@ fn settle_extent(account: &mut HeapAccount, quality: &mut WalkQuality, table: &C
 fn add_mmapped(
     memory: &dyn Memory,
     par: Option<&MallocPar>,
-    regions: &Regions,
+    (regions, others): (&Regions, &[Range<u64>]),
     table: &mut ChunkTable,
     account: &mut HeapAccount,
     quality: &mut WalkQuality,
@@ -299,7 +293,8 @@ fn add_mmapped(
     // The mappings may have changed a lot since the walk began.
     let maps = memory.maps()?;
     let now = memory.bytes(par.addr, PAR_BYTES).and_then(|bytes| MallocPar::parse(par.shape, par.addr, &bytes, |_| true)).unwrap_or(*par);
-    let mut taken: Vec<Range<u64>> = regions.reserved.iter().chain(regions.extents.iter().map(|(_, extent)| extent)).cloned().collect();
+    let extents = regions.extents.iter().map(|(_, extent)| extent);
+    let mut taken: Vec<Range<u64>> = regions.reserved.iter().chain(extents).chain(others).cloned().collect();
     taken.sort_by_key(|range| range.start);
     let taken = joined(&taken);
     let free = without(&anonymous_ranges(&maps), &taken);

@@ -14,19 +14,19 @@ pub mod segments;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::thread;
 
 use self::arenas::Arenas;
 use self::pages::StartRule;
 use self::segments::{Gap, Identity, Page, PageForm, SEGMENT_BYTES, SEGMENTS_MAX, Segment};
 use super::account::{HeapAccount, Level, Sums, occupancy_of};
 use super::chunks::{ChunkState, ChunkTable};
-use super::memory::{Memory, MemoryError, Piece};
+use super::memory::{Memory, MemoryError};
 use super::objects::{anonymous_ranges, joined, range_of, unbacked_ranges};
 use super::pace::Pacer;
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::reader::{HeapReader, HeapWalk, Sight};
+use super::shares::{self, Shared};
 use crate::allocator::Allocator;
 use crate::units::counted;
 
@@ -136,7 +136,7 @@ fn walk(sight: &Sight<'_>, found: &Found) -> HeapWalk {
     let mut quality = WalkQuality { windows: found.list.len() as u64, ..WalkQuality::default() };
     let mut chunks = ChunkTable::default();
     if sight.options.level == Level::Full {
-        let all = walk_segments(sight, found);
+        let all = shares::walk(Walk::new(sight, found), &found.list);
         account.ladder.trimmable_bytes = found.returns_all.then_some(all.trimmable_bytes);
         (chunks, quality) = all.finish();
         fill(&mut account, &chunks, &mut pages);
@@ -172,34 +172,6 @@ fn fill(account: &mut HeapAccount, chunks: &ChunkTable, pages: &mut PageCache<'_
     account.occupancy = Some(occupancy);
 }
 
-/// Walks all segments, with as many threads as the pace allows. Those that the system refuses to start are done without.
-fn walk_segments<'a>(sight: &Sight<'a>, found: &Found) -> Walk<'a> {
-    let mut all = Walk::new(sight, found);
-    let threads = all.pacer.threads().clamp(1, found.list.len().max(1));
-    let mut groups = found.list.chunks(found.list.len().div_ceil(threads).max(1));
-    let own = groups.next().unwrap_or_default();
-    thread::scope(|scope| {
-        let others: Vec<_> = groups
-            .map(|group| {
-                let mut walk = all.of_thread();
-                let job = move || {
-                    group.iter().for_each(|segment| walk.add(segment));
-                    walk
-                };
-                (group, thread::Builder::new().name("census".to_owned()).spawn_scoped(scope, job).ok())
-            })
-            .collect();
-        own.iter().for_each(|segment| all.add(segment));
-        for (group, other) in others {
-            match other.and_then(|other| other.join().ok()) {
-                Some(walk) => all.take_over(&walk),
-                None => group.iter().for_each(|segment| all.add(segment)),
-            }
-        }
-    });
-    all
-}
-
 /// A walk over pages.
 struct Walk<'a> {
     memory: &'a dyn Memory,
@@ -214,6 +186,51 @@ struct Walk<'a> {
     trimmable_bytes: u64,
     /// Contents of the page that is being read.
     bytes: Vec<u8>,
+}
+
+impl Shared<Segment> for Walk<'_> {
+    fn threads(&self) -> usize {
+        self.pacer.threads()
+    }
+
+    fn of_thread(&self) -> Self {
+        Self {
+            delayed: self.delayed.clone(),
+            pacer: self.pacer.of_thread(),
+            pages: PageCache::new(self.memory),
+            chunks: ChunkTable::for_mimalloc(),
+            quality: WalkQuality::default(),
+            trimmable_bytes: 0,
+            bytes: Vec::new(),
+            ..*self
+        }
+    }
+
+    fn take_over(&mut self, other: &Self) {
+        self.chunks.append_regions(&other.chunks);
+        self.quality.add(&other.quality);
+        self.pacer.add(&other.pacer);
+        self.trimmable_bytes += other.trimmable_bytes;
+    }
+
+    fn add(&mut self, segment: &Segment) {
+        self.chunks.begin_region(segment.range.start, 0);
+        self.chunks.push(segment.info_bytes, ChunkState::Overhead);
+        let (mut is_free, mut free_resident_bytes) = (self.form.is_in_segments(), 0);
+        for page in &segment.pages {
+            match self.page(page) {
+                true => free_resident_bytes += self.pages.resident_bytes(page.range()),
+                false => is_free = false,
+            }
+        }
+        if is_free {
+            self.trimmable_bytes += self.pages.resident_bytes(segment.range.clone());
+        } else if self.form.collects() || segment.is_abandoned {
+            self.trimmable_bytes += free_resident_bytes;
+        }
+        // A last slice that is not used.
+        self.chunks.push(segment.range.end.saturating_sub(self.chunks.end_of_current()), ChunkState::Overhead);
+    }
 }
 
 impl<'a> Walk<'a> {
@@ -232,28 +249,6 @@ impl<'a> Walk<'a> {
         };
         walk.follow_heaps(found);
         walk
-    }
-
-    /// A walk for another thread, with a table of its own.
-    fn of_thread(&self) -> Self {
-        Self {
-            delayed: self.delayed.clone(),
-            pacer: self.pacer.of_thread(),
-            pages: PageCache::new(self.memory),
-            chunks: ChunkTable::for_mimalloc(),
-            quality: WalkQuality::default(),
-            trimmable_bytes: 0,
-            bytes: Vec::new(),
-            ..*self
-        }
-    }
-
-    /// Adds what another walk found.
-    fn take_over(&mut self, other: &Self) {
-        self.chunks.append_regions(&other.chunks);
-        self.quality.add(&other.quality);
-        self.pacer.add(&other.pacer);
-        self.trimmable_bytes += other.trimmable_bytes;
     }
 
     /// Follows the lists of blocks that other threads freed while their pages were full.
@@ -312,25 +307,6 @@ impl<'a> Walk<'a> {
         self.delayed.get(from..to).unwrap_or_default()
     }
 
-    fn add(&mut self, segment: &Segment) {
-        self.chunks.begin_region(segment.range.start, 0);
-        self.chunks.push(segment.info_bytes, ChunkState::Overhead);
-        let (mut is_free, mut free_resident_bytes) = (self.form.is_in_segments(), 0);
-        for page in &segment.pages {
-            match self.page(page) {
-                true => free_resident_bytes += self.pages.resident_bytes(page.range()),
-                false => is_free = false,
-            }
-        }
-        if is_free {
-            self.trimmable_bytes += self.pages.resident_bytes(segment.range.clone());
-        } else if self.form.collects() || segment.is_abandoned {
-            self.trimmable_bytes += free_resident_bytes;
-        }
-        // A last slice that is not used.
-        self.chunks.push(segment.range.end.saturating_sub(self.chunks.end_of_current()), ChunkState::Overhead);
-    }
-
     /// Adds a page; returns whether no block of it is in use.
     fn page(&mut self, page: &Page) -> bool {
         let state = match page.gap {
@@ -379,18 +355,7 @@ impl<'a> Walk<'a> {
                 self.bytes.resize(length, 0);
             }
             let bytes = self.bytes.get_mut(..length)?;
-            let range = start..start.saturating_add(length as u64);
-            let runs = self.pages.runs_for(range.clone());
-            // What is not present reads as zeros; the buffer has another page's contents.
-            let mut done = 0;
-            for run in runs.within(range).filter(|run| run.state.present) {
-                let (from, to) = ((run.start - start) as usize, (run.end - start) as usize);
-                bytes.get_mut(done..from).unwrap_or_default().fill(0);
-                let Some(part) = bytes.get_mut(from..to) else { continue };
-                let piece = Piece { addr: run.start, bytes: part.len() };
-                done = from + self.memory.read_pieces(&[piece], part);
-            }
-            bytes.get_mut(done..).unwrap_or_default().fill(0);
+            self.pages.copy(start, bytes);
             self.pacer.read(length as u64);
             if let Some(chunks) = pages::chunks(&page, start, bytes, &delayed) {
                 return Some(chunks);

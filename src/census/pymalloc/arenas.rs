@@ -173,12 +173,13 @@ impl Search<'_> {
         let limit = entries(table, [max, unused, usable]);
         let (list, torn) = self.table(table, limit)?;
         let form = FORMS.into_iter().find(|&form| self.has_form(&list, form))?;
-        let mut list: Vec<Arena> = list
-            .into_iter()
-            .filter(|arena| arena.fits(form) && self.holds(&arena.range(form)))
-            // Behind a table whose length is not known there may be what is left of an older one.
-            .filter(|arena| limit.is_some() || arena.is_confirmed(self.memory, form) != Some(false))
-            .collect();
+        let mut list: Vec<Arena> = list.into_iter().filter(|arena| arena.fits(form) && self.holds(&arena.range(form))).collect();
+        if limit.is_none() {
+            // Behind a table whose length is not known there may be what is left of an older one: it ends with the last arena whose pool has
+            // its number.
+            let last = list.iter().rposition(|arena| arena.is_confirmed(self.memory, form) == Some(true))?;
+            list.truncate(last + 1);
+        }
         list.sort_unstable_by_key(|arena| (arena.addr, arena.number));
         list.dedup_by(|later, kept| later.addr < kept.addr.saturating_add(form.arena_bytes));
         (!list.is_empty()).then(|| Arenas { object: one.object().name.clone(), form, list, torn })

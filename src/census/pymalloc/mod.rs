@@ -16,15 +16,16 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use self::arenas::{Arenas, Form, Places};
+use self::arenas::{Arena, Arenas, Form, Places};
 use super::account::{HeapAccount, Level, Sums, occupancy_of};
 use super::chunks::{ChunkState, ChunkTable};
-use super::memory::{Memory, MemoryError, Piece};
+use super::memory::{Memory, MemoryError};
 use super::objects::{anonymous_ranges, joined};
 use super::pace::Pacer;
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::reader::{HeapReader, HeapWalk, Sight};
+use super::shares::{self, Shared};
 use crate::allocator::Allocator;
 use crate::units::HumanBytes;
 
@@ -81,18 +82,21 @@ fn walk(sight: &Sight<'_>, arenas: &Arenas) -> HeapWalk {
     let mut extents: Vec<(u32, Range<u64>)> = Vec::with_capacity(arenas.list.len());
     for arena in &arenas.list {
         let range = arena.range(arenas.form);
-        let residency = pages.residency(range.clone());
         account.ladder.extent_bytes += arena_bytes;
-        account.ladder.resident_bytes += residency.resident_bytes;
-        account.details.swapped_bytes += residency.swapped_bytes;
-        account.details.huge_bytes += residency.huge_bytes;
         pools.used_pools += arena.pools - arena.free_pools;
         pools.free_pools += arena.free_pools;
         if arena.is_free() {
             pools.free_arenas += 1;
-            pools.free_arenas_resident_bytes += residency.resident_bytes;
+            pools.free_arenas_resident_bytes += pages.resident_bytes(range.clone());
         }
         extents.push((0, range));
+    }
+    let ranges: Vec<Range<u64>> = extents.iter().map(|(_, range)| range.clone()).collect();
+    for range in joined(&ranges) {
+        let residency = pages.residency(range);
+        account.ladder.resident_bytes += residency.resident_bytes;
+        account.details.swapped_bytes += residency.swapped_bytes;
+        account.details.huge_bytes += residency.huge_bytes;
     }
     // Nothing is returned by a call, and nothing is cached for a thread.
     (account.ladder.trimmable_bytes, account.details.cached_bytes) = (Some(0), Some(0));
@@ -108,8 +112,7 @@ fn walk(sight: &Sight<'_>, arenas: &Arenas) -> HeapWalk {
             quality.read_bytes = estimate.pools * pool_bytes;
         }
         Level::Full => {
-            let mut all = Walk::new(sight.memory, arenas.form, pacer);
-            arenas.list.iter().for_each(|arena| all.add(arena));
+            let all = shares::walk(Walk::new(sight.memory, arenas.form, pacer), &arenas.list);
             pools.free_in_used_pools_bytes = Some(all.free_in_used_pools_bytes);
             pools.free_pools_resident_bytes = Some(all.free_pools_resident_bytes);
             (chunks, quality) = all.finish();
@@ -142,48 +145,60 @@ fn fill(account: &mut HeapAccount, chunks: &ChunkTable, pages: &mut PageCache<'_
     account.occupancy = Some(occupancy);
 }
 
-/// A pool that was read.
-#[derive(Debug)]
+/// How a pool was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Read {
-    /// Its chunks, as (bytes, state).
-    Chunks(Vec<(u64, ChunkState)>),
+    /// Its chunks are known.
+    Sound,
     /// Its header is not in memory.
     Absent,
     /// It contradicts itself.
     Broken,
 }
 
-/// Reads pools.
+/// Reads pools, several at once where they follow each other.
 struct PoolReader<'a> {
-    memory: &'a dyn Memory,
-    pool: Vec<u8>,
+    pages: PageCache<'a>,
+    pool_bytes: u64,
+    /// What was copied last, and from where.
+    window: Vec<u8>,
+    held: Range<u64>,
+    /// The chunks of the last pool, as (bytes, state).
+    chunks: Vec<(u64, ChunkState)>,
 }
 
 impl<'a> PoolReader<'a> {
-    fn new(memory: &'a dyn Memory, pool_bytes: u64) -> Self {
-        Self { memory, pool: vec![0; usize::try_from(pool_bytes).unwrap_or(0)] }
+    fn new(pages: PageCache<'a>, pool_bytes: u64, window_bytes: usize) -> Self {
+        let pool = usize::try_from(pool_bytes).unwrap_or(1);
+        let window = vec![0; (window_bytes / pool).max(1) * pool];
+        Self { pages, pool_bytes, window, held: 0..0, chunks: Vec::new() }
     }
 
-    /// Reads the pool at `addr` of arena `number`. Pages that were never touched, or are in swap, are zeros here: where blocks were in use, the
-    /// pool contradicts itself.
-    fn read(&mut self, addr: u64, number: u64, pages: &mut PageCache<'_>) -> Read {
-        for _ in 0..TRIES {
-            let end = addr.saturating_add(self.pool.len() as u64);
-            let runs = pages.runs_for(addr..end);
-            if !runs.state_at(addr).present {
+    /// Reads the pool at `addr` of arena `number`; those behind it, up to `until`, will be read next. Pages that were never touched, or are in
+    /// swap, are zeros here: where blocks were in use, the pool contradicts itself.
+    fn read(&mut self, addr: u64, number: u64, until: u64) -> Read {
+        let pool = addr..addr.saturating_add(self.pool_bytes);
+        for attempt in 0..TRIES {
+            if attempt > 0 {
+                // It alone: the others of the window need not be read again.
+                self.pages.forget();
+                self.held = 0..0;
+            }
+            if !self.pages.runs_for(pool.clone()).state_at(addr).present {
                 return Read::Absent;
             }
-            self.pool.fill(0);
-            for run in runs.within(addr..end).filter(|run| run.state.present) {
-                let (from, to) = ((run.start - addr) as usize, (run.end - addr) as usize);
-                let Some(part) = self.pool.get_mut(from..to) else { continue };
-                let bytes = part.len();
-                self.memory.read_pieces(&[Piece { addr: run.start, bytes }], part);
+            if addr < self.held.start || pool.end > self.held.end {
+                let wanted = if attempt > 0 { pool.end } else { until.max(pool.end) };
+                let bytes = usize::try_from(wanted - addr).unwrap_or(usize::MAX).min(self.window.len());
+                let Some(window) = self.window.get_mut(..bytes) else { return Read::Broken };
+                self.pages.copy(addr, window);
+                self.held = addr..addr.saturating_add(bytes as u64);
             }
-            if let Some(chunks) = pools::chunks(&self.pool, addr, number) {
-                return Read::Chunks(chunks);
+            let at = usize::try_from(addr - self.held.start).unwrap_or(usize::MAX);
+            let bytes = self.window.get(at..).and_then(|rest| rest.get(..usize::try_from(self.pool_bytes).ok()?));
+            if bytes.is_some_and(|bytes| pools::list_chunks(bytes, addr, number, &mut self.chunks).is_some()) {
+                return Read::Sound;
             }
-            pages.forget();
         }
         Read::Broken
     }
@@ -192,31 +207,26 @@ impl<'a> PoolReader<'a> {
 /// A walk over all pools.
 struct Walk<'a> {
     form: Form,
+    memory: &'a dyn Memory,
     pacer: Pacer,
     reader: PoolReader<'a>,
-    pages: PageCache<'a>,
     chunks: ChunkTable,
     quality: WalkQuality,
     free_in_used_pools_bytes: u64,
     free_pools_resident_bytes: u64,
 }
 
-impl<'a> Walk<'a> {
-    fn new(memory: &'a dyn Memory, form: Form, pacer: Pacer) -> Self {
-        Self {
-            form,
-            pacer,
-            reader: PoolReader::new(memory, form.pool_bytes),
-            pages: PageCache::new(memory),
-            chunks: ChunkTable::default(),
-            quality: WalkQuality::default(),
-            free_in_used_pools_bytes: 0,
-            free_pools_resident_bytes: 0,
-        }
+impl Shared<Arena> for Walk<'_> {
+    fn threads(&self) -> usize {
+        self.pacer.threads()
+    }
+
+    fn of_thread(&self) -> Self {
+        Self::new(self.memory, self.form, self.pacer.of_thread())
     }
 
     /// Adds an arena: alignment, pools that were used at some time, pools never used, alignment.
-    fn add(&mut self, arena: &arenas::Arena) {
+    fn add(&mut self, arena: &Arena) {
         let Form { pool_bytes, .. } = self.form;
         let (range, first) = (arena.range(self.form), arena.first_pool(self.form));
         self.chunks.begin_region(range.start, 0);
@@ -230,11 +240,35 @@ impl<'a> Walk<'a> {
         self.chunks.push(end.saturating_sub(at), ChunkState::Free);
         self.chunks.push(range.end.saturating_sub(end), ChunkState::Overhead);
         if !arena.is_free() {
-            self.free_pools_resident_bytes += self.pages.resident_bytes(at..end);
+            self.free_pools_resident_bytes += self.reader.pages.resident_bytes(at..end);
         }
     }
 
-    fn pool(&mut self, addr: u64, arena: &arenas::Arena) {
+    fn take_over(&mut self, other: &Self) {
+        self.chunks.append_regions(&other.chunks);
+        self.quality.add(&other.quality);
+        self.pacer.add(&other.pacer);
+        self.free_in_used_pools_bytes += other.free_in_used_pools_bytes;
+        self.free_pools_resident_bytes += other.free_pools_resident_bytes;
+    }
+}
+
+impl<'a> Walk<'a> {
+    fn new(memory: &'a dyn Memory, form: Form, pacer: Pacer) -> Self {
+        let reader = PoolReader::new(PageCache::new(memory), form.pool_bytes, pacer.window_bytes());
+        Self {
+            form,
+            memory,
+            pacer,
+            reader,
+            chunks: ChunkTable::default(),
+            quality: WalkQuality::default(),
+            free_in_used_pools_bytes: 0,
+            free_pools_resident_bytes: 0,
+        }
+    }
+
+    fn pool(&mut self, addr: u64, arena: &Arena) {
         let Form { pool_bytes, .. } = self.form;
         if self.pacer.is_over() {
             self.quality.unread_bytes += pool_bytes;
@@ -242,28 +276,27 @@ impl<'a> Walk<'a> {
             return;
         }
         self.pacer.read(pool_bytes);
-        let chunks = match self.reader.read(addr, arena.number, &mut self.pages) {
-            Read::Chunks(chunks) => chunks,
-            Read::Absent => {
-                self.quality.unread_bytes += pool_bytes;
-                vec![(pool_bytes, ChunkState::Unknown)]
-            }
-            Read::Broken => {
-                self.quality.broken_headers += 1;
-                vec![(pool_bytes, ChunkState::Unknown)]
-            }
-        };
-        match chunks[..] {
-            [(_, ChunkState::Free)] if !arena.is_free() => {
-                self.free_pools_resident_bytes += self.pages.resident_bytes(addr..addr + pool_bytes)
-            }
-            [_] => {}
-            _ => {
-                let free = chunks.iter().filter(|(_, state)| *state == ChunkState::Free);
-                self.free_in_used_pools_bytes += free.map(|(bytes, _)| bytes).sum::<u64>();
+        match self.reader.read(addr, arena.number, arena.pool_address) {
+            Read::Sound => {}
+            failed => {
+                match failed {
+                    Read::Absent => self.quality.unread_bytes += pool_bytes,
+                    _ => self.quality.broken_headers += 1,
+                }
+                self.chunks.push(pool_bytes, ChunkState::Unknown);
+                return;
             }
         }
-        self.chunks.append(&chunks, |&chunk| chunk);
+        let PoolReader { chunks, pages, .. } = &mut self.reader;
+        if let [(_, ChunkState::Free)] = chunks[..] {
+            if !arena.is_free() {
+                self.free_pools_resident_bytes += pages.resident_bytes(addr..addr + pool_bytes);
+            }
+        } else {
+            let free = chunks.iter().filter(|(_, state)| *state == ChunkState::Free);
+            self.free_in_used_pools_bytes += free.map(|(bytes, _)| bytes).sum::<u64>();
+        }
+        self.chunks.append(chunks, |&chunk| chunk);
     }
 
     fn finish(mut self) -> (ChunkTable, WalkQuality) {

@@ -51,31 +51,36 @@ impl PoolHeader {
     }
 }
 
-/// The chunks of the pool at `addr` of arena `number`, by ascending address, as (bytes, state). `None` if it contradicts itself: it is being
-/// changed, or could not be read in full.
+/// Lists the chunks of the pool at `addr` of arena `number` in place of what is in `chunks`, by ascending address, as (bytes, state). `None` if
+/// the pool contradicts itself: it is being changed, or could not be read in full.
 #[must_use]
-pub fn chunks(pool: &[u8], addr: u64, number: u64) -> Option<Vec<(u64, ChunkState)>> {
+pub fn list_chunks(pool: &[u8], addr: u64, number: u64, chunks: &mut Vec<(u64, ChunkState)>) -> Option<()> {
     let pool_bytes = pool.len() as u64;
+    chunks.clear();
     // A pool without blocks in use belongs to no class: all of it is free.
     if word32_at(pool, 0) == 0 {
-        return Some(vec![(pool_bytes, ChunkState::Free)]);
+        chunks.push((pool_bytes, ChunkState::Free));
+        return Some(());
     }
     let header = PoolHeader::parse(pool, pool_bytes).filter(|header| header.arena == number)?;
     let blocks = usize::try_from(header.blocks).ok().filter(|&blocks| blocks <= BLOCKS_MAX)?;
+    let block_bytes = u32::try_from(header.block_bytes).ok()?;
+    let first = addr.checked_add(HEADER)?;
     let mut is_free = [false; BLOCKS_MAX];
     let (mut next, mut free) = (header.free, 0);
     while next != 0 {
-        let distance = next.checked_sub(addr.checked_add(HEADER)?).filter(|distance| distance % header.block_bytes == 0)?;
-        let index = distance / header.block_bytes;
-        let slot = is_free.get_mut(usize::try_from(index).ok()?).filter(|is_free| index < header.begun && !**is_free)?;
+        // 32 bits: there is one division for each free block of the heap.
+        let distance = u32::try_from(next.checked_sub(first)?).ok()?;
+        let (index, rest) = (distance / block_bytes, distance % block_bytes);
+        let is_begun = rest == 0 && u64::from(index) < header.begun;
+        let slot = is_free.get_mut(index as usize).filter(|is_free| is_begun && !**is_free)?;
         *slot = true;
         free += 1;
-        next = word_at(pool, usize::try_from(HEADER.checked_add(distance)?).ok()?);
+        next = word_at(pool, HEADER_BYTES + distance as usize);
     }
     if free + header.used != header.begun {
         return None;
     }
-    let mut chunks = Vec::with_capacity(blocks + 2);
     chunks.push((HEADER, ChunkState::Overhead));
     let begun = usize::try_from(header.begun).ok()?;
     chunks.extend(is_free.iter().take(blocks).enumerate().map(|(index, &is_free)| {
@@ -84,7 +89,7 @@ pub fn chunks(pool: &[u8], addr: u64, number: u64) -> Option<Vec<(u64, ChunkStat
     }));
     let rest = pool_bytes - HEADER - header.blocks * header.block_bytes;
     chunks.extend((rest > 0).then_some((rest, ChunkState::Overhead)));
-    Some(chunks)
+    Some(())
 }
 
 #[cfg(test)]
@@ -112,7 +117,8 @@ mod tests {
     }
 
     fn states(pool: &[u8]) -> Option<String> {
-        let chunks = chunks(pool, ADDR, 7)?;
+        let mut chunks = vec![(1, ChunkState::Unknown)];
+        list_chunks(pool, ADDR, 7, &mut chunks)?;
         assert_eq!(chunks.iter().map(|(bytes, _)| bytes).sum::<u64>(), 4096);
         Some(chunks.iter().map(|(_, state)| format!("{state:?}").chars().next().unwrap()).collect())
     }
@@ -127,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_pool_that_contradicts_itself_has_no_chunks() {
-        assert_eq!(chunks(&pool(5, &[3, 0]), ADDR, 8), None, "another arena");
+        assert_eq!(list_chunks(&pool(5, &[3, 0]), ADDR, 8, &mut Vec::new()), None, "another arena");
         let damaged = |at: usize, value: u64| {
             let mut bytes = pool(5, &[3, 0]);
             bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());

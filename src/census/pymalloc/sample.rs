@@ -10,8 +10,8 @@ use super::{PoolReader, Read};
 use crate::heap::occupancy::OccupancyBuilder;
 use crate::random::Random;
 
-/// Bytes that a window of a sample stands for elsewhere: as many pools are read for each.
-const WINDOW_BYTES: u64 = 64 << 10;
+/// Pools read for each window of a sample: a pool says less than 64 KiB of glibc's heap, two of them as much.
+const POOLS_A_WINDOW: u64 = 2;
 
 /// The estimate.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -40,9 +40,8 @@ pub fn estimate(memory: &dyn Memory, arenas: &Arenas, mut pacer: Pacer) -> Estim
         before.push(all);
         all = all.saturating_add(begun(arena));
     }
-    let wanted = pacer.sample_windows().saturating_mul(WINDOW_BYTES / form.pool_bytes);
-    let mut pages = PageCache::without_foresight(memory);
-    let mut reader = PoolReader::new(memory, form.pool_bytes);
+    let wanted = pacer.sample_windows().saturating_mul(POOLS_A_WINDOW);
+    let mut reader = PoolReader::new(PageCache::without_foresight(memory), form.pool_bytes, 0);
     let mut random = Random::new(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |now| now.as_nanos() as u64));
     // Equal parts, with one drawn from each.
     let step = (all / wanted.max(1)).max(1);
@@ -56,13 +55,14 @@ pub fn estimate(memory: &dyn Memory, arenas: &Arenas, mut pacer: Pacer) -> Estim
         let Some((arena, count)) = arenas.list.get(at).zip(before.get(at)) else { continue };
         let addr = arena.first_pool(form) + (number - count) * form.pool_bytes;
         pacer.read(form.pool_bytes);
-        let Read::Chunks(chunks) = reader.read(addr, arena.number, &mut pages) else {
+        if reader.read(addr, arena.number, 0) != Read::Sound {
             estimate.lost += 1;
             continue;
-        };
+        }
+        let PoolReader { pages, chunks, .. } = &mut reader;
         let mut builder = OccupancyBuilder::new(|range| pages.resident_bytes(range));
         let mut start = addr;
-        for &(bytes, state) in &chunks {
+        for &(bytes, state) in &*chunks {
             builder.add(start..start + bytes, state.holder());
             start += bytes;
         }
