@@ -142,6 +142,10 @@ jemalloc-test: test-deps ## build four releases of jemalloc, with two kinds of s
 google-tcmalloc-test: test-deps ## build Google's tcmalloc and test the census and recordings of programs on it (20 minutes)
 	scripts/google-tcmalloc.sh
 
+.PHONY: python-test
+python-test: test-deps ## test the census of Python's heap, its frames and objects with the CPython of another Debian suite, 3.14 (10 minutes)
+	scripts/python.sh
+
 .PHONY: bench-unwind
 bench-unwind: deps ## measure the unwind tables of every file under /usr
 	$(CARGO) bench --bench unwind

@@ -159,6 +159,13 @@ static __always_inline __u64 fp_read_code(struct fp_python_walk *python, __u64 c
 	return identity ?: 1;
 }
 
+/* Whether an address is in the evaluation loop. */
+static __always_inline bool fp_python_in_loop(const struct fp_python *layout, __u64 pc)
+{
+	return pc - layout->eval_begin < layout->eval_end - layout->eval_begin ||
+	       pc - layout->cold_begin < layout->cold_end - layout->cold_begin;
+}
+
 /* The native frame in whose C frame an address lies. */
 static __always_inline __u32 fp_python_native(struct fp_walk *walk, const struct fp_python_walk *python, __u64 address)
 {
@@ -178,7 +185,7 @@ static __always_inline __u32 fp_python_native(struct fp_walk *walk, const struct
 	/* Where the last frame ends is known only if there is one that follows it. */
 	if (low + 1 >= len && walk->end != FP_END_COMPLETE) {
 		pc = *fp_word_at(walk, walk->now, low) & FP_FRAME_ADDR_MASK;
-		if (pc - python->layout.eval_begin >= python->layout.eval_end - python->layout.eval_begin)
+		if (!fp_python_in_loop(&python->layout, pc))
 			return FP_PYTHON_OUTSIDE;
 		if (walk->end == FP_END_FRAME_LIMIT && address >= walk->sp)
 			return FP_PYTHON_OUTSIDE;
@@ -337,8 +344,7 @@ static long fp_python_search(__u32 i, struct fp_python_loop *loop)
 
 struct fp_python_scan {
 	struct fp_walk *walk;
-	__u64 begin;
-	__u64 bytes;
+	struct fp_python_walk *python;
 	__u64 found;
 };
 
@@ -346,7 +352,7 @@ static long fp_python_scan(__u32 i, struct fp_python_scan *scan)
 {
 	if (i >= scan->walk->len)
 		return 1;
-	scan->found = (*fp_word_at(scan->walk, scan->walk->now, i) & FP_FRAME_ADDR_MASK) - scan->begin < scan->bytes;
+	scan->found = fp_python_in_loop(&scan->python->layout, *fp_word_at(scan->walk, scan->walk->now, i) & FP_FRAME_ADDR_MASK);
 	return scan->found;
 }
 
@@ -354,7 +360,7 @@ static long fp_python_scan(__u32 i, struct fp_python_scan *scan)
 static __always_inline void fp_python_find_threads(struct fp_walk *walk, struct fp_python_walk *python)
 {
 	const struct fp_python *layout = &python->layout;
-	struct fp_python_scan scan = { .walk = walk, .begin = layout->eval_begin, .bytes = layout->eval_end - layout->eval_begin };
+	struct fp_python_scan scan = { .walk = walk, .python = python };
 	struct fp_python_loop loop = { .walk = walk, .python = python };
 
 	python->found = 0;

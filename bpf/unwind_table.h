@@ -199,6 +199,8 @@ struct fp_python {
 	unsigned long long interpreters;  /* address of the list of interpreters */
 	unsigned long long eval_begin;    /* the evaluation loop's code */
 	unsigned long long eval_end;
+	unsigned long long cold_begin;    /* and the part of it that the compiler has put elsewhere; empty if there is none */
+	unsigned long long cold_end;
 	unsigned int shape;               /* enum fp_python_shape */
 	unsigned int interpreter_next;
 	unsigned int interpreter_threads;

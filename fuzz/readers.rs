@@ -644,7 +644,7 @@ pub fn cpython(bytes: &[u8]) {
         return;
     };
     (layout.record.eval_begin, layout.record.eval_end) = (0x5000, 0x6000);
-    let mut python = Python::with_layout(version, layout, (0, 0));
+    let mut python = Python::with_layout(version, layout);
     let part = |address: u64| &whole[(address - PYTHON) as usize..];
     let Ok((sent, lines)) = PythonCode::read_from_prefix(part(PYTHON_SENT)) else { return };
     let lines = lines.get(..(sent.lines.bytes as usize).min(lines.len())).unwrap_or_default();

@@ -11,6 +11,7 @@
 pub mod container;
 pub mod elf;
 pub mod file;
+pub mod functions;
 pub mod handle;
 pub mod maps;
 pub mod stack;

@@ -2,7 +2,8 @@
 //! code that the kernel emulates.
 
 use crate::process::elf::{Elf, ReadAt};
-use crate::selective::functions::{Candidate, Functions, scope};
+use crate::process::functions::Functions;
+use crate::selective::scope::{Candidate, scope};
 use crate::selective::store::{Entry, Place};
 use crate::selective::{LargeSite, LargeSites, Unfit};
 

@@ -10,8 +10,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::machine::register::Register;
-use crate::selective::functions::Candidate;
 use crate::selective::observed::{Done, Function, Passes, Visit};
+use crate::selective::scope::Candidate;
 use crate::selective::{Holds, LargeSite, Unfit};
 
 /// Maximum number of sites per function. The known builds have at most three.

@@ -20,8 +20,8 @@
 pub mod builds;
 mod checked;
 mod digest;
-mod functions;
 mod known;
+mod scope;
 mod store;
 
 #[cfg(target_arch = "x86_64")]

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use crate::process::elf::Elf;
+use crate::process::functions::Functions;
 use crate::selective::choose::choose;
-use crate::selective::functions::{Functions, Scope, scope};
 use crate::selective::judge::judge;
 use crate::selective::observed::{Done, Function};
 use crate::selective::sandbox::{Refused, Sandbox};
+use crate::selective::scope::{Scope, scope};
 use crate::selective::scratch::{Scratch, Symbols, Taken, Watch};
 use crate::selective::tracer::{Failed, Interest};
 use crate::selective::{LargeSites, Library, NoSites, Unfit, read_file, script};

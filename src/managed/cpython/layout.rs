@@ -8,7 +8,7 @@ use zerocopy::FromZeros as _;
 
 use super::Refusal;
 use crate::bpf::{self, PYTHON_CODE_BYTES, PYTHON_FRAME_BYTES, PYTHON_NONE, PYTHON_THREAD_BYTES, PythonShape};
-use crate::census::memory::word_at;
+use crate::census::memory::{word_at, word32_at};
 
 /// Oldest and newest minor version whose frames are read.
 const OLDEST: u8 = 8;
@@ -79,8 +79,8 @@ struct Described<'a> {
     is_14: bool,
 }
 
-/// `_Py_DebugOffsets` up to the last field that is read: the unicode object of 3.14.
-pub const DESCRIBED_BYTES: u64 = 96 * 8;
+/// Bytes of `_PyRuntime` that are read from the file: 3.14 has 310 KB.
+pub const RUNTIME_BYTES_MAX: u64 = 512 << 10;
 /// Offsets are small: interpreters have some 100 KiB.
 const OFFSET_MAX: u64 = 1 << 20;
 
@@ -225,6 +225,26 @@ fn of_3_12() -> Layout {
     Layout { record, interpreters: 40, lines: LineFormat::Locations }
 }
 
+/// How far the kind of a text is shifted in its state: the bits before it say whether the text is interned, 2 of them or, in releases of 3.14,
+/// 16 (`PyASCIIObject`, Include/cpython/unicodeobject.h). No offset tells it, but the texts of one character do, which are in `_PyRuntime`
+/// (`_Py_SINGLETON(strings).ascii`): ASCII, compact, of one byte a character, static, without a hash yet.
+fn kind_shift(runtime: &[u8], text_ascii: u32) -> u32 {
+    const LENGTH: usize = 16;
+    const STATE: u32 = 1 | 1 << 3 | 1 << 4 | 1 << 5;
+    let text_of = |object: &[u8]| object.get(text_ascii as usize..).is_some_and(|text| matches!(text, [1..=0x7f, 0, ..]));
+    let count = |shift: u32| {
+        let is_one = |at: &usize| {
+            let object = runtime.get(*at..).unwrap_or_default();
+            word_at(object, LENGTH) == 1
+                && word_at(object, LENGTH + 8) == u64::MAX
+                && word32_at(object, LENGTH + 16) == STATE << shift
+                && text_of(object)
+        };
+        (0..runtime.len()).step_by(8).filter(is_one).count()
+    };
+    if count(16) > count(2) { 16 } else { 2 }
+}
+
 /// From 3.13 on.
 fn described(version: Version, words: &[u8]) -> Result<Layout, Refusal> {
     let is_14 = version.minor == 14;
@@ -261,8 +281,7 @@ fn described(version: Version, words: &[u8]) -> Result<Layout, Refusal> {
         code_bytecode,
         text_ascii,
         text_compact: text_ascii + 16,
-        // 3.14 has 16 bits for whether a text is interned, earlier versions have 2.
-        text_kind_shift: if is_14 { 16 } else { 2 },
+        text_kind_shift: kind_shift(words, text_ascii),
         ..common(PythonShape::Shims)
     };
     let of_thread = [record.thread_id, record.thread_frame];
@@ -273,4 +292,27 @@ fn described(version: Version, words: &[u8]) -> Result<Layout, Refusal> {
         return Err(Refusal::Description);
     }
     Ok(Layout { record, interpreters: offsets.word(5), lines: LineFormat::Locations })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_texts_of_one_character_tell_where_the_kind_is() {
+        let runtime = |state: u32| {
+            let mut bytes = vec![0u8; 4096];
+            for (number, object) in bytes.chunks_exact_mut(64).enumerate().skip(1) {
+                object[16..24].copy_from_slice(&1u64.to_le_bytes());
+                object[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
+                object[32..36].copy_from_slice(&state.to_le_bytes());
+                object[40] = number as u8;
+            }
+            bytes
+        };
+        assert_eq!(kind_shift(&runtime(0xe4), 40), 2);
+        assert_eq!(kind_shift(&runtime(0x39_0000), 40), 16);
+        assert_eq!(kind_shift(&runtime(0), 40), 2);
+        assert_eq!(kind_shift(&runtime(0xe4)[..100], 40), 2);
+    }
 }

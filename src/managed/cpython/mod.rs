@@ -12,20 +12,23 @@ mod code;
 pub mod layout;
 pub mod lines;
 mod merge;
+mod parts;
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 
 use self::code::Code;
 pub use self::code::Definition;
-use self::layout::{DESCRIBED_BYTES, Layout, Version};
+use self::layout::{Layout, RUNTIME_BYTES_MAX, Version};
 use crate::bpf::{self, PYTHON_UNREADABLE, PythonEnd};
 use crate::census::Memory;
 use crate::census::memory::word_at;
 use crate::frame::{Frame, FrameFlags, MODULE_PYTHON};
 use crate::process::elf::Elf;
 use crate::process::file::MappedFile;
+use crate::process::functions::Functions;
 use crate::process::{Mapping, Maps, Process};
 use crate::symbol::NamedFrames;
 use crate::units::StackHash;
@@ -64,26 +67,26 @@ pub enum Refusal {
 }
 
 /// A file with a CPython.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     runtime: u64,
     loop_begin: u64,
     loop_end: u64,
-    cold: (u64, u64),
+    cold: Option<Range<u64>>,
     version: Option<u64>,
     minor: u8,
 }
 
 /// What a file with a CPython says of it; `None` if it has none.
 fn found_in(elf: &Elf<File>) -> Option<Found> {
-    let mut found = Found { runtime: 0, loop_begin: 0, loop_end: 0, cold: (0, 0), version: elf.variable_vaddr(b"Py_Version"), minor: 0 };
+    let mut found = Found { runtime: 0, loop_begin: 0, loop_end: 0, cold: None, version: elf.variable_vaddr(b"Py_Version"), minor: 0 };
     let is_python = |found: &Found| found.runtime != 0 || found.loop_begin != 0;
     found.runtime = elf.variable_vaddr(b"_PyRuntime").unwrap_or(0);
     elf.for_each_function(|function| match function.name {
         b"_PyEval_EvalFrameDefault" => {
             (found.loop_begin, found.loop_end) = (function.vaddr, function.vaddr.saturating_add(function.size));
         }
-        b"_PyEval_EvalFrameDefault.cold" => found.cold = (function.vaddr, function.vaddr.saturating_add(function.size)),
+        b"_PyEval_EvalFrameDefault.cold" => found.cold = Some(function.vaddr..function.vaddr.saturating_add(function.size)),
         // Functions that a version has added, as far as it does not export its number (Py_Version, 3.11).
         b"Py_NewRef" => found.minor = found.minor.max(10),
         b"PyFrame_GetCode" => found.minor = found.minor.max(9),
@@ -126,7 +129,6 @@ pub fn is_in(process: &Process, maps: &Maps) -> bool {
 pub struct Python {
     version: Version,
     layout: Layout,
-    cold: (u64, u64),
     codes: HashMap<u64, Code>,
     code_bytes: usize,
     held: HashMap<u64, Held>,
@@ -149,13 +151,13 @@ impl Python {
         memory: impl FnOnce() -> Result<super::ImageMemory, Refusal>,
     ) -> Option<Result<(Self, super::ImageMemory), Refusal>> {
         let (mapping, file, found) = mapping_of(process, maps)?;
-        Some(Self::open(mapping, &file, found, memory))
+        Some(Self::open(mapping, &file, &found, memory))
     }
 
     fn open(
         mapping: &Mapping,
         file: &MappedFile,
-        found: Found,
+        found: &Found,
         memory: impl FnOnce() -> Result<super::ImageMemory, Refusal>,
     ) -> Result<(Self, super::ImageMemory), Refusal> {
         let unreadable = |what: &str| Refusal::Unreadable(what.to_owned());
@@ -172,26 +174,28 @@ impl Python {
             return Err(Refusal::NoLoop);
         }
         let here = |vaddr: u64| bias.wrapping_add(vaddr);
-        let mut layout = Layout::of(version, &file.elf.bytes_at(found.runtime, DESCRIBED_BYTES))?;
+        let mut layout = Layout::of(version, &file.elf.bytes_at(found.runtime, RUNTIME_BYTES_MAX))?;
         layout.record.interpreters = here(found.runtime).wrapping_add(layout.interpreters);
         (layout.record.eval_begin, layout.record.eval_end) = (here(found.loop_begin), here(found.loop_end));
-        let cold = if found.cold == (0, 0) { found.cold } else { (here(found.cold.0), here(found.cold.1)) };
-        Ok((Self::with_layout(version, layout, cold), memory()?))
+        let of_loop = found.loop_begin..found.loop_end;
+        if let Some(cold) = found.cold.clone().or_else(|| parts::elsewhere(&file.elf, of_loop, &Functions::of(&file.elf))) {
+            (layout.record.cold_begin, layout.record.cold_end) = (here(cold.start), here(cold.end));
+        }
+        tracing::debug!(
+            %version,
+            "CPython's evaluation loop is at {:#x}..{:#x}, and at {:#x}..{:#x}",
+            layout.record.eval_begin,
+            layout.record.eval_end,
+            layout.record.cold_begin,
+            layout.record.cold_end
+        );
+        Ok((Self::with_layout(version, layout), memory()?))
     }
 
     /// One with this layout.
     #[must_use]
-    pub fn with_layout(version: Version, layout: Layout, cold: (u64, u64)) -> Self {
-        Self {
-            version,
-            layout,
-            cold,
-            codes: HashMap::new(),
-            code_bytes: 0,
-            held: HashMap::new(),
-            module: MODULE_PYTHON.into(),
-            none: "".into(),
-        }
+    pub fn with_layout(version: Version, layout: Layout) -> Self {
+        Self { version, layout, codes: HashMap::new(), code_bytes: 0, held: HashMap::new(), module: MODULE_PYTHON.into(), none: "".into() }
     }
 
     /// Its version.
@@ -245,7 +249,8 @@ impl Python {
             _ => None,
         };
         let rest = rest.map(|name| names.add(vec![self.frame(name.into(), Arc::clone(&self.none), 0, 0)]));
-        let (main, cold) = (self.layout.record.eval_begin..self.layout.record.eval_end, self.cold.0..self.cold.1);
+        let bpf::Python { eval_begin, eval_end, cold_begin, cold_end, .. } = self.layout.record;
+        let (main, cold) = (eval_begin..eval_end, cold_begin..cold_end);
         let is_loop = |address: u64| main.contains(&address) || cold.contains(&address);
         Some(merge::merged(words, &held.frames, keeps_loop, is_loop, |frame| self.name(names, frame), rest))
     }

@@ -1,55 +1,17 @@
-//! The functions of a file from its unwind information, and the part of the code that is searched for a function's sites.
+//! The part of a file's code that is searched for a function's sites.
 
 use std::ops::Range;
 
-use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection as _};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, MemorySize, Mnemonic, OpKind};
 
 use crate::probe::placement::{Emulation, is_emulated};
 use crate::process::elf::{Elf, ReadAt};
+use crate::process::functions::Functions;
 
-/// Maximum size of the unwind information: glibc's has about 100 KB.
-const UNWIND_BYTES_MAX: u64 = 4 << 20;
-/// Maximum size of a function: glibc's largest has about 60 KB.
-const FUNCTION_BYTES_MAX: u64 = 256 << 10;
 /// Maximum number of parts in one function's scope. malloc has two or three.
 const PARTS_MAX: usize = 64;
 /// Maximum number of candidates of one function, and of locks: the largest known has about 400.
 const CANDIDATES_MAX: usize = 4096;
-
-/// The address ranges of a file's functions, including those without a symbol.
-#[derive(Debug)]
-pub(super) struct Functions(Vec<Range<u64>>);
-
-impl Functions {
-    /// The functions of a file; none without unwind information. Corrupt parts are skipped.
-    pub(super) fn of<R: ReadAt>(elf: &Elf<R>) -> Self {
-        let (Some(bytes), Some(vaddr)) = (elf.section(b".eh_frame", UNWIND_BYTES_MAX), elf.section_vaddr(b".eh_frame")) else {
-            return Self(Vec::new());
-        };
-        let bases = BaseAddresses::default().set_eh_frame(vaddr);
-        let mut frame = EhFrame::new(&bytes, LittleEndian);
-        frame.set_address_size(8);
-        let mut ranges = Vec::new();
-        let mut entries = frame.entries(&bases);
-        while let Ok(Some(entry)) = entries.next() {
-            let CieOrFde::Fde(partial) = entry else { continue };
-            let Ok(function) = partial.parse(EhFrame::cie_from_offset) else { continue };
-            let (begin, bytes) = (function.initial_address(), function.len());
-            if (1..=FUNCTION_BYTES_MAX).contains(&bytes) && elf.is_code(begin) {
-                ranges.push(begin..begin.saturating_add(bytes));
-            }
-        }
-        ranges.sort_unstable_by_key(|range| (range.start, range.end));
-        Self(ranges)
-    }
-
-    /// The function that contains an address.
-    pub(super) fn around(&self, vaddr: u64) -> Option<Range<u64>> {
-        let behind = self.0.partition_point(|range| range.start <= vaddr);
-        self.0.get(behind.checked_sub(1)?).filter(|range| range.contains(&vaddr)).cloned()
-    }
-}
 
 /// An instruction that can be a site: the kernel's uprobes emulate it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
