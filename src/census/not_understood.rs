@@ -38,7 +38,7 @@ pub fn reasons(memory: &dyn Memory, maps: &Maps, objects: &Objects<'_>, found: &
     let of_registry = rows().filter(|row| row.sought.is_none()).flat_map(|row| row.libraries.iter().map(|start| (*start, row.name)));
     for (start, allocator) in of_registry.chain(UNSUPPORTED) {
         if let Some(name) = loaded(start) {
-            reasons.push(format!("{allocator} is loaded ({name}): its heap is not supported, so its blocks are not counted"));
+            reasons.push(format!("{allocator} is loaded ({name}): its heap is not supported, so a census counts none of its blocks"));
         }
     }
     for name in DEBUGGING.iter().filter_map(|start| loaded(start)) {
@@ -73,7 +73,10 @@ pub fn add_by_symbols(reasons: &mut Vec<String>, modules: impl Iterator<Item = (
                 "{name} defines its own malloc and free: an unknown allocator, or a wrapper; blocks in its own heap are not counted"
             )),
             known if known.row().sought.is_none() => {
-                reasons.push(format!("{} is linked into {name}: its heap is not supported, so its blocks are not counted", known.name()));
+                reasons.push(format!(
+                    "{} is linked into {name}: its heap is not supported, so a census counts none of its blocks",
+                    known.name()
+                ));
             }
             known => reasons.push(format!(
                 "{} is linked into {name}, but its heap was not found: not used yet, or built with another layout",

@@ -81,6 +81,11 @@ impl Coverage {
         let unobserved_us = process.unobserved_us.unwrap_or(0);
         self.unobserved_us = self.unobserved_us.saturating_add(unobserved_us);
         self.processes_unobserved += u64::from(unobserved_us > 0);
+        // Where no census can read the heap, an exact recording knows its own blocks alone: all there is if it began with the process.
+        let is_of_records = profile.meta.mode == Mode::Exact && process.attribution.is_none();
+        if is_of_records && !self.is_from_start {
+            return self.add_peak(process);
+        }
         let (owned, before, live) = match process.attribution {
             Some(of) => {
                 let live = of.attributed_bytes.saturating_add(of.before_attach_bytes).saturating_add(of.unattributed_bytes);
@@ -266,6 +271,18 @@ mod tests {
         assert_eq!((coverage.attributed_bytes, coverage.unattributed_bytes, coverage.live_bytes), (Some(200), 800, Some(1000)));
         let coverage = of(Mode::Governed, process(), &[("f", ValueKind::SurvivorSpace, 150)]);
         assert_eq!(coverage.attributed_ratio(), Some(0.0), "rates give no live bytes");
+    }
+
+    #[test]
+    fn the_blocks_that_were_recorded_are_not_the_heap_where_no_census_reads_it() {
+        let process = || Process { pid: 7, heap: Some(heap(1000)), ..Process::default() };
+        let rows = [("f", ValueKind::InuseSpace, 1000)];
+        let coverage = of(Mode::Exact, process(), &rows);
+        assert_eq!((coverage.attributed_ratio(), coverage.live_bytes), (None, None));
+        let from_start = Metadata { mode: Mode::Exact, is_from_start: true, processes: vec![process()], ..Metadata::default() };
+        let mut profile = Profile::new(Metadata { kinds: KindSet::EMPTY.with(ValueKind::InuseSpace), ..from_start });
+        profile.add(7, &[Frame { module: "m".into(), ..frame("f", 1) }], None, &Values::default().with(ValueKind::InuseSpace, 1000));
+        assert_eq!(Coverage::of(&profile).attributed_ratio(), Some(1.0));
     }
 
     #[test]
