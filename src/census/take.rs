@@ -181,14 +181,13 @@ fn heaps(sight: &Sight<'_>, layouts: &mut LayoutCache) -> Result<Vec<HeapWalk>, 
 fn read(allocators: &[Allocator], sight: &Sight<'_>, layouts: &mut LayoutCache) -> Result<(Vec<Allocator>, Vec<HeapWalk>), MemoryError> {
     let of_malloc = |reader: &dyn HeapReader| reader.allocator().row().runtime.is_none();
     let mut walks: Vec<Option<HeapWalk>> = layouts.readers.iter().map(|_| None).collect();
-    let mut taken = Vec::new();
     for is_of_malloc in [false, true] {
+        let taken = all_own_ranges(walks.iter().flatten());
         for (reader, walk) in layouts.readers.iter_mut().zip(&mut walks) {
             if of_malloc(reader.as_ref()) == is_of_malloc && allocators.contains(&reader.allocator()) {
                 *walk = reader.read(&Sight { taken: &taken, ..*sight })?;
             }
         }
-        taken = all_own_ranges(walks.iter().flatten());
     }
     let found = layouts.readers.iter().zip(&walks).filter(|(_, walk)| walk.is_some()).map(|(reader, _)| reader.allocator()).collect();
     Ok((found, walks.into_iter().flatten().collect()))

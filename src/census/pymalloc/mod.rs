@@ -163,6 +163,8 @@ struct PoolReader<'a> {
     /// What was copied last, and from where.
     window: Vec<u8>,
     held: Range<u64>,
+    /// Of a pool that is read again, alone.
+    again: Vec<u8>,
     /// The chunks of the last pool, as (bytes, state).
     chunks: Vec<(u64, ChunkState)>,
 }
@@ -171,32 +173,34 @@ impl<'a> PoolReader<'a> {
     fn new(pages: PageCache<'a>, pool_bytes: u64, window_bytes: usize) -> Self {
         let pool = usize::try_from(pool_bytes).unwrap_or(1);
         let window = vec![0; (window_bytes / pool).max(1) * pool];
-        Self { pages, pool_bytes, window, held: 0..0, chunks: Vec::new() }
+        Self { pages, pool_bytes, window, held: 0..0, again: vec![0; pool], chunks: Vec::new() }
     }
 
     /// Reads the pool at `addr` of arena `number`; those behind it, up to `until`, will be read next. Pages that were never touched, or are in
     /// swap, are zeros here: where blocks were in use, the pool contradicts itself.
     fn read(&mut self, addr: u64, number: u64, until: u64) -> Read {
         let pool = addr..addr.saturating_add(self.pool_bytes);
-        for attempt in 0..TRIES {
-            if attempt > 0 {
-                // It alone: the others of the window need not be read again.
-                self.pages.forget();
-                self.held = 0..0;
-            }
+        if !self.pages.runs_for(pool.clone()).state_at(addr).present {
+            return Read::Absent;
+        }
+        if addr < self.held.start || pool.end > self.held.end {
+            let bytes = usize::try_from(until.max(pool.end) - addr).unwrap_or(usize::MAX).min(self.window.len());
+            let Some(window) = self.window.get_mut(..bytes) else { return Read::Broken };
+            self.pages.copy(addr, window);
+            self.held = addr..addr.saturating_add(bytes as u64);
+        }
+        let at = usize::try_from(addr - self.held.start).unwrap_or(usize::MAX);
+        let bytes = self.window.get(at..).and_then(|rest| rest.get(..self.again.len()));
+        if bytes.is_some_and(|bytes| pools::list_chunks(bytes, addr, number, &mut self.chunks).is_some()) {
+            return Read::Sound;
+        }
+        for _ in 1..TRIES {
+            self.pages.forget();
             if !self.pages.runs_for(pool.clone()).state_at(addr).present {
                 return Read::Absent;
             }
-            if addr < self.held.start || pool.end > self.held.end {
-                let wanted = if attempt > 0 { pool.end } else { until.max(pool.end) };
-                let bytes = usize::try_from(wanted - addr).unwrap_or(usize::MAX).min(self.window.len());
-                let Some(window) = self.window.get_mut(..bytes) else { return Read::Broken };
-                self.pages.copy(addr, window);
-                self.held = addr..addr.saturating_add(bytes as u64);
-            }
-            let at = usize::try_from(addr - self.held.start).unwrap_or(usize::MAX);
-            let bytes = self.window.get(at..).and_then(|rest| rest.get(..usize::try_from(self.pool_bytes).ok()?));
-            if bytes.is_some_and(|bytes| pools::list_chunks(bytes, addr, number, &mut self.chunks).is_some()) {
+            self.pages.copy(addr, &mut self.again);
+            if pools::list_chunks(&self.again, addr, number, &mut self.chunks).is_some() {
                 return Read::Sound;
             }
         }
