@@ -92,25 +92,22 @@ impl Shape {
 
     /// How many of these addresses, of one root word's stretch, have an entry under its node or leaf that `owns` accepts. Counts what is read.
     fn owned(&self, memory: &dyn Memory, child: u64, addrs: &[u64], owns: impl Fn(Entry, u64) -> bool, reads: &mut u64) -> usize {
-        if self.node_bits == 0 {
-            return self.owned_in(memory, child, addrs, &owns, reads);
-        }
-        // A word that leads to no node is one of many that are tried, and has no leaf for most of the addresses.
-        let by_leaf = addrs.chunk_by(|one, other| one >> self.leaf_reach_bits() == other >> self.leaf_reach_bits());
-        let of_leaf = by_leaf.map(|of_leaf| {
-            *reads += 1;
-            let leaf = of_leaf.first().and_then(|&addr| self.leaf_of(memory, child, addr));
-            leaf.map_or(0, |leaf| self.owned_in(memory, leaf, of_leaf, &owns, reads))
-        });
-        of_leaf.sum()
-    }
-
-    /// How many of these addresses have such an entry in a leaf.
-    fn owned_in(&self, memory: &dyn Memory, leaf: u64, addrs: &[u64], owns: &impl Fn(Entry, u64) -> bool, reads: &mut u64) -> usize {
         let accepts = |addr, bytes: &[u8]| Some(Entry::of(bytes)).is_some_and(|entry| entry.first != 0 && owns(entry, addr));
+        if self.node_bits != 0 {
+            let mut owned = 0;
+            // A word that leads to no node is one of many that are tried, and has no leaf for most of the addresses.
+            for of_leaf in addrs.chunk_by(|one, other| one >> self.leaf_reach_bits() == other >> self.leaf_reach_bits()) {
+                *reads += 1;
+                let Some(leaf) = of_leaf.first().and_then(|&addr| self.leaf_of(memory, child, addr)) else { continue };
+                *reads += of_leaf.len() as u64;
+                let entry = |addr| memory.bytes(self.entry_in(leaf, addr), self.entry_bytes());
+                owned += of_leaf.iter().filter(|&&addr| entry(addr).is_some_and(|bytes| accepts(addr, &bytes))).count();
+            }
+            return owned;
+        }
         *reads += addrs.len() as u64;
-        let located: Vec<(u64, u64)> = addrs.iter().map(|&addr| (addr, self.entry_in(leaf, addr))).collect();
-        // They are read together: a program may have thousands of words that look like leading to a leaf.
+        let located: Vec<(u64, u64)> = addrs.iter().map(|&addr| (addr, self.entry_in(child, addr))).collect();
+        // Those of one leaf are read together: a program may have thousands of words that look like leading to one.
         let (Some(first), Some(last)) = (located.iter().map(|one| one.1).min(), located.iter().map(|one| one.1).max()) else { return 0 };
         let Ok(runs) = memory.page_runs(first..last.saturating_add(8 * self.entry_words)) else { return 0 };
         let present: Vec<(u64, u64)> = located.into_iter().filter(|&(_, at)| runs.state_at(at).present).collect();
