@@ -27,7 +27,7 @@ use crate::bpf::{self, FRAME_KIND_BIT, FrameKind};
 use crate::machine::Machine;
 use crate::process::{Maps, Process};
 use crate::symbol::NamedFrames;
-use crate::units::StackHash;
+use crate::units::{StackHash, counted};
 use crate::unwind::mappings::ManagedCode;
 
 /// After this time the description of a runtime that is starting is read again.
@@ -92,6 +92,9 @@ pub struct Managed {
     pending: Option<Refusal>,
     /// What of a Node.js is named; `None` = there is none.
     node: Option<v8::Names>,
+    /// Stacks that were defined while Python frames were read, and how many of them have such frames.
+    stacks: u64,
+    python_stacks: u64,
 }
 
 impl Managed {
@@ -107,6 +110,8 @@ impl Managed {
             library_since: None,
             pending: None,
             node: None,
+            stacks: 0,
+            python_stacks: 0,
         }
     }
 
@@ -121,6 +126,7 @@ impl Managed {
         (self.state, self.python) = (State::None, PythonState::Unknown);
         self.known.clear();
         (self.library_since, self.pending, self.node) = (None, None, None);
+        (self.stacks, self.python_stacks) = (0, 0);
     }
 
     /// Looks for runtimes in the process's mappings. A runtime that was not ready is tried again.
@@ -282,10 +288,24 @@ impl Managed {
 
     /// A stack's words with those of its Python frames; `None` if it has none.
     fn with_python(&mut self, hash: StackHash, words: &[u64]) -> Option<Vec<u64>> {
-        match &mut self.python {
-            PythonState::Ready(ready) => ready.0.stack(&self.names, hash, words, self.keeps_native),
-            PythonState::Unknown | PythonState::None(_) | PythonState::Refused(_) => None,
-        }
+        let PythonState::Ready(ready) = &mut self.python else { return None };
+        let named = ready.0.stack(&self.names, hash, words, self.keeps_native);
+        self.stacks += 1;
+        self.python_stacks += u64::from(named.is_some());
+        named
+    }
+
+    /// Says if Python frames were read, and no stack had one: its evaluation loop may not be where its file says.
+    #[must_use]
+    pub fn nothing_of_python(&self) -> Option<String> {
+        let PythonState::Ready(ready) = &self.python else { return None };
+        (self.stacks > 0 && self.python_stacks == 0).then(|| {
+            format!(
+                "no Python frame is in {}, although it runs CPython {}: no Python code allocated, or this build's frames cannot be read",
+                counted(self.stacks, "call stack"),
+                ready.0.version()
+            )
+        })
     }
 
     /// Replaces the words of managed frames by those of their names, in place.

@@ -396,6 +396,12 @@ impl Target {
         }
     }
 
+    /// Its notes, with those on what was managed in it.
+    pub fn every_note(&self) -> impl Iterator<Item = String> {
+        let python = managed::lock(&self.managed).nothing_of_python();
+        self.notes.iter().chain(&self.managed_beside).cloned().chain(python)
+    }
+
     /// The process has a new image; its probes in files that the old one mapped too still work.
     pub fn exec(&mut self) {
         if let Ok(process) = Process::open(self.process.pid()) {

@@ -232,3 +232,38 @@ fn a_limit_cuts_the_outer_frames_of_python_and_a_higher_one_changes_nothing() {
         }
     }
 }
+
+#[test]
+fn a_recording_in_which_no_python_code_allocates_says_so() {
+    if bpf().is_none() {
+        return;
+    }
+    let directory = TempDir::new().unwrap();
+    let dir = directory.path();
+    let (source, library) = (dir.join("alone.c"), dir.join("alone.so"));
+    let text = "#include <pthread.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n\
+         static void *work(void *_) { for (;;) { free(malloc(100)); usleep(5000); } return _; }\n\
+         void run(void) { pthread_t thread; pthread_create(&thread, NULL, work, NULL);\n\
+         puts(\"ready\"); fflush(stdout); pthread_join(thread, NULL); }";
+    std::fs::write(&source, text).unwrap();
+    let done = run(Command::new("cc").args(["-O1", "-fno-builtin", "-shared", "-fPIC", "-pthread"]).arg(&source).arg("-o").arg(&library));
+    assert!(done.status.success(), "{}", done.err);
+    let notes = |pid: u32, mode: &[&str]| {
+        let out = dir.join("out.pb.gz");
+        let command = fragprof().args(["record", "-p", &pid.to_string()]).args(mode).arg("-o").arg(&out).status();
+        assert!(command.unwrap().success());
+        report(&out, &[])["notes"].to_string()
+    };
+    let python = python::one();
+    let code = format!("import ctypes; ctypes.CDLL({:?}).run()", library.display());
+    let alone = Process::start(Command::new(&python.program).args(["-c", &code]));
+    assert!(alone.out.wait_for(LIMIT, |line| line == "ready").is_some(), "{}", alone.err);
+    let load = Load::start(&python, &[]);
+    for mode in [&["--duration", "2s"][..], &["--duration", "6s", "--mode", "governed"]] {
+        let (of_alone, of_load) = (notes(alone.pid(), mode), notes(load.process.pid(), mode));
+        assert!(of_alone.contains("no Python frame is in 1 call stack, although it runs CPython 3."), "{mode:?}: {of_alone}");
+        assert!(!of_load.contains("no Python frame"), "{mode:?}: {of_load}");
+    }
+    alone.signal(rustix::process::Signal::KILL);
+    load.stop();
+}

@@ -200,7 +200,7 @@ fn add_process(profile: &mut Profile, namer: &mut Namer<'_>, target: &Target, wa
         lifetimes_us: PowerCounts::new(watched.ledger.histograms().lifetimes.counts()),
         ..meta::Process::default()
     });
-    for note in target.notes.iter().chain(heap.map_or(&[][..], |heap| &heap.notes)).chain(&target.managed_beside) {
+    for note in target.every_note().chain(heap.into_iter().flat_map(|heap| heap.notes.iter().cloned())) {
         profile.meta.notes.push(format!("process {pid}: {note}"));
     }
     profile.meta.doubts.extend(doubts(target.loss(), watched).into_iter().map(|doubt| format!("process {pid}: {doubt}")));

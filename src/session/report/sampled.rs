@@ -58,7 +58,7 @@ pub fn add_sampled_process(
         lifetimes_us: PowerCounts::new(&ledger.lifetimes()),
         ..meta::Process::default()
     });
-    profile.meta.notes.extend(target.notes.iter().chain(&target.managed_beside).map(|note| format!("process {pid}: {note}")));
+    profile.meta.notes.extend(target.every_note().map(|note| format!("process {pid}: {note}")));
     profile.meta.doubts.extend(doubts(target.loss(), watched).into_iter().map(|doubt| format!("process {pid}: {doubt}")));
     for past in &watched.past_sampled {
         add_sampled(profile, symbolizer, target, past, |row, view| {

@@ -199,7 +199,7 @@ fn add_process(profile: &mut Profile, symbolizer: &mut Symbolizer, facts: &Facts
     if let Some(doubt) = nothing_seen(pid, &estimator, target.own_s) {
         profile.meta.doubts.push(doubt);
     }
-    for note in target.notes.iter().chain(target.joined.iter().flat_map(|heap| &heap.notes)) {
+    for note in target.every_note() {
         profile.meta.notes.push(format!("process {pid}: {note}"));
     }
     let refused = counts.refused + estimator.stacks_refused();

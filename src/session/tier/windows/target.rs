@@ -277,6 +277,12 @@ impl Target {
         }
     }
 
+    /// Its notes, with those on what was managed in it.
+    pub fn every_note(&self) -> impl Iterator<Item = String> {
+        let joined = self.joined.iter().flat_map(|heap| &heap.notes);
+        self.notes.iter().chain(joined).cloned().chain(managed::lock(&self.managed).nothing_of_python())
+    }
+
     /// Seconds that it has been watched.
     pub fn watched_s(&self, now_s: f64) -> f64 {
         self.ended_s.unwrap_or(now_s) - self.began_s
