@@ -282,13 +282,16 @@ fn a_leak_under_a_thousand_times_its_churn_comes_first() {
     let _alone = serial();
     let program = Busy::start(&["40", "1000"]);
     // Equivalent to two minutes at 1 %: a tenth of the time at ten times the budget. Windows are drawn at random: a recording may have short
-    // ones only, in which nothing is known to survive, and says so.
-    for _ in 0..4 {
+    // ones only, in which little or nothing is known to survive, and says so; the longer it is, the less likely.
+    for seconds in [12, 20, 30, 40] {
         let recording = Governed::attach(program.pid(), "10%");
-        std::thread::sleep(Duration::from_secs(12));
+        std::thread::sleep(Duration::from_secs(seconds));
         let report = recording.report();
-        if report["governed"][0]["effective_windows"].as_f64() >= Some(1.0) {
-            assert_eq!(site(&report["stacks"][0]), Some("site_leak"), "{}", report["governed"]);
+        if report["governed"][0]["effective_windows"].as_f64() >= Some(2.0) {
+            // Blocks whose stack was lost have a row of their own, which names no site.
+            let mut stacks = report["stacks"].as_array().unwrap().iter();
+            let first = stacks.find(|stack| stack["frames"][0]["function"] != "[unattributed]");
+            assert_eq!(first.and_then(site), Some("site_leak"), "{} {:?}", report["governed"], &report["stacks"].as_array().unwrap()[..2]);
             return;
         }
     }
