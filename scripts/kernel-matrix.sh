@@ -2,7 +2,7 @@
 # Boots Debian's kernels in emulation and runs in each: `fragprof doctor`, every BPF program by itself through the verifier, and a short
 # form of the integration tests (scripts/matrix/plan). Writes the table of docs/kernels.md.
 #
-#   kernel-matrix.sh [SUITE...]     default: bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-16k arm64-backports
+#   kernel-matrix.sh [SUITE...]     default: bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-16k arm64-backports arm64-sid
 #
 # lockdown is the kernel of trixie with lockdown=confidentiality; its tests are plan-lockdown.
 # arm64 is the kernel of trixie for arm64, arm64-16k the same with pages of 16 KiB, arm64-bookworm and arm64-backports an older and a newer
@@ -24,7 +24,7 @@ declare -A package=(
 	[sid]='linux-binary-*-cloud-amd64'
 )
 all=("$@")
-[ ${#all[@]} -gt 0 ] || all=(bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-16k arm64-backports)
+[ ${#all[@]} -gt 0 ] || all=(bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-16k arm64-backports arm64-sid)
 suites=() arm64=()
 for suite in "${all[@]}"; do
 	case $suite in arm64*) arm64+=("$suite") ;; *) suites+=("$suite") ;; esac

@@ -2,8 +2,8 @@
 # Boots Debian's arm64 kernels in full emulation, with a cross-built fragprof, and runs scripts/matrix/plan-arm64 in each. For
 # kernel-matrix.sh, which names the suites and reads the logs.
 #
-#   arm64.sh SUITE...     arm64 (trixie's kernel), arm64-16k (the same with pages of 16 KiB), arm64-bookworm or arm64-backports (a kernel
-#                         with sessions)
+#   arm64.sh SUITE...     arm64 (trixie's kernel), arm64-16k (the same with pages of 16 KiB), arm64-bookworm, arm64-backports (a kernel
+#                         with sessions) or arm64-sid (the newest)
 #
 # GUEST_SECONDS=3600 at most each, one after the other.
 set -euo pipefail
@@ -20,6 +20,7 @@ declare -A suites=(
 	[arm64]='trixie linux-image-6.12.*-cloud-arm64 trixie'
 	[arm64-16k]='trixie linux-image-6.12.*-arm64-16k trixie'
 	[arm64-backports]='trixie-backports linux-image-6.18.*-cloud-arm64 trixie'
+	[arm64-sid]='sid linux-image-7.*-cloud-arm64 trixie'
 )
 declare -A libelf=([bookworm]=libelf1 [trixie]=libelf1t64) python=([bookworm]=python3.11 [trixie]=python3.13)
 export ARCHITECTURE=arm64
