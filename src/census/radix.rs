@@ -9,7 +9,7 @@ use std::ops::{ControlFlow, Range};
 use super::layout_cache::ByBuildId;
 use super::memory::{Memory, Piece, is_user_address, word_at};
 use super::objects::{Data, ObjectData, Objects, anonymous_ranges, joined, range_of};
-use crate::heap::residency::page_bytes;
+use crate::heap::residency::{page_bytes, page_down};
 use crate::process::Maps;
 
 /// Pages tried in each stretch of address space that one leaf covers: first a few, then, if no root leads to them, more. Within large extents
@@ -81,8 +81,13 @@ impl Shape {
 
     /// The leaf that a node leads to.
     fn leaf_of(&self, memory: &dyn Memory, node: u64, addr: u64) -> Option<u64> {
+        memory.word(self.slot_in(node, addr)).filter(|&leaf| is_node(leaf, *self))
+    }
+
+    /// The location of an address's leaf in a node.
+    fn slot_in(&self, node: u64, addr: u64) -> u64 {
         let slot = addr >> self.leaf_reach_bits() & ((1 << self.node_bits) - 1);
-        memory.word(node.wrapping_add(8 * slot)).filter(|&leaf| is_node(leaf, *self))
+        node.wrapping_add(8 * slot)
     }
 
     fn entry_in(&self, leaf: u64, addr: u64) -> u64 {
@@ -92,23 +97,42 @@ impl Shape {
 
     /// How many of these addresses, of one root word's stretch, have an entry under its node or leaf that `owns` accepts. Counts what is read.
     fn owned(&self, memory: &dyn Memory, child: u64, addrs: &[u64], owns: impl Fn(Entry, u64) -> bool, reads: &mut u64) -> usize {
-        let accepts = |addr, bytes: &[u8]| Some(Entry::of(bytes)).is_some_and(|entry| entry.first != 0 && owns(entry, addr));
-        if self.node_bits != 0 {
-            let mut owned = 0;
-            // A word that leads to no node is one of many that are tried, and has no leaf for most of the addresses.
-            for of_leaf in addrs.chunk_by(|one, other| one >> self.leaf_reach_bits() == other >> self.leaf_reach_bits()) {
-                *reads += 1;
-                let Some(leaf) = of_leaf.first().and_then(|&addr| self.leaf_of(memory, child, addr)) else { continue };
-                *reads += of_leaf.len() as u64;
-                let entry = |addr| memory.bytes(self.entry_in(leaf, addr), self.entry_bytes());
-                owned += of_leaf.iter().filter(|&&addr| entry(addr).is_some_and(|bytes| accepts(addr, &bytes))).count();
-            }
-            return owned;
+        if self.node_bits == 0 {
+            return self.owned_in(memory, child, addrs, owns, reads);
         }
-        *reads += addrs.len() as u64;
-        let located: Vec<(u64, u64)> = addrs.iter().map(|&addr| (addr, self.entry_in(child, addr))).collect();
-        // Those of one leaf are read together: a program may have thousands of words that look like leading to one.
+        let leaf_number = |addr: u64| addr >> self.leaf_reach_bits();
+        let page_of_slot = |addr: u64| page_down(self.slot_in(child, addr));
+        let mut owned = 0;
+        for of_page in addrs.chunk_by(|&one, &other| page_of_slot(one) == page_of_slot(other)) {
+            *reads += 1;
+            let Some(slots) = of_page.first().and_then(|&addr| self.slots_on(memory, child, page_of_slot(addr))) else { continue };
+            // A node has nothing but leaves. Most of the words that are tried lead to something else.
+            if slots.values().any(|word| word != 0 && !is_node(word, *self)) {
+                return 0;
+            }
+            for of_leaf in of_page.chunk_by(|&one, &other| leaf_number(one) == leaf_number(other)) {
+                let leaf = of_leaf.first().map_or(0, |&addr| slots.at(self.slot_in(child, addr)));
+                if leaf != 0 {
+                    owned += self.owned_in(memory, leaf, of_leaf, &owns, reads);
+                }
+            }
+        }
+        owned
+    }
+
+    /// The words of a node that lie on a page; `None` if it is not there.
+    fn slots_on(&self, memory: &dyn Memory, node: u64, page: u64) -> Option<Slots> {
+        let (first, end) = (page.max(node), (page + page_bytes()).min(node.saturating_add(8 << self.node_bits)));
+        let bytes = memory.bytes(first, usize::try_from(end.checked_sub(first)?).ok()?)?;
+        Some(Slots { first, bytes })
+    }
+
+    /// How many of these addresses, of one leaf's stretch, have an entry that `owns` accepts.
+    fn owned_in(&self, memory: &dyn Memory, leaf: u64, addrs: &[u64], owns: impl Fn(Entry, u64) -> bool, reads: &mut u64) -> usize {
+        let located: Vec<(u64, u64)> = addrs.iter().map(|&addr| (addr, self.entry_in(leaf, addr))).collect();
         let (Some(first), Some(last)) = (located.iter().map(|one| one.1).min(), located.iter().map(|one| one.1).max()) else { return 0 };
+        // They are read together: a program may have thousands of words that look like leading to a leaf.
+        *reads += 1;
         let Ok(runs) = memory.page_runs(first..last.saturating_add(8 * self.entry_words)) else { return 0 };
         let present: Vec<(u64, u64)> = located.into_iter().filter(|&(_, at)| runs.state_at(at).present).collect();
         let mut buffer = vec![0; present.len() * self.entry_bytes()];
@@ -116,8 +140,13 @@ impl Shape {
         while !rest.is_empty() {
             let pieces: Vec<Piece> = rest.iter().map(|&(_, addr)| Piece { addr, bytes: self.entry_bytes() }).collect();
             let read = memory.read_pieces(&pieces, &mut buffer) / self.entry_bytes();
-            let entries = buffer.chunks_exact(self.entry_bytes()).take(read);
-            owned += rest.iter().zip(entries).filter(|&(&(addr, _), bytes)| accepts(addr, bytes)).count();
+            let entries = buffer.chunks_exact(self.entry_bytes()).take(read).map(Entry::of);
+            for (&(addr, _), entry) in rest.iter().zip(entries).filter(|(_, entry)| entry.first != 0) {
+                // Its record is read.
+                *reads += 1;
+                owned += usize::from(owns(entry, addr));
+            }
+            *reads += 1;
             // The first one that cannot be read any more is left out.
             rest = rest.get(read + 1..).unwrap_or_default();
         }
@@ -126,6 +155,22 @@ impl Shape {
 
     fn entry_bytes(&self) -> usize {
         usize::try_from(8 * self.entry_words).unwrap_or(8)
+    }
+}
+
+/// Words of a node, from an address on.
+struct Slots {
+    first: u64,
+    bytes: Vec<u8>,
+}
+
+impl Slots {
+    fn values(&self) -> impl Iterator<Item = u64> {
+        self.bytes.chunks_exact(8).map(|word| word_at(word, 0))
+    }
+
+    fn at(&self, slot: u64) -> u64 {
+        usize::try_from(slot.wrapping_sub(self.first)).map_or(0, |at| word_at(&self.bytes, at))
     }
 }
 
@@ -432,6 +477,25 @@ mod tests {
         filled_max: 2048,
         object_bytes_min: 0,
     };
+
+    #[test]
+    fn a_word_that_leads_to_anything_but_a_node_of_leaves_has_no_entries() {
+        let maps = Maps::parse(b"10000000-12000000 rw-p 00000000 00:00 0\n");
+        let mut fixture = Fixture::with_maps(maps);
+        let shape = Shape { node_bits: 12, leaf_bits: 12, page_bits: 13, ..SHAPE };
+        let (node, leaf, addr) = (0x1000_0000, 0x1010_0000, 0x1180_0000);
+        fixture.write_word(shape.slot_in(node, addr), leaf);
+        fixture.write_word(shape.entry_in(leaf, addr), 7);
+        let owned = |fixture: &Fixture| {
+            let mut reads = 0;
+            (shape.owned(fixture, node, &[addr, addr + (1 << 13)], |entry, of| (entry.first, of) == (7, addr), &mut reads), reads)
+        };
+        // The page of the node, the page map of the leaf, the entries, and one record.
+        assert_eq!(owned(&fixture), (1, 4));
+        // Another word on that page, which would lead to a leaf of other addresses.
+        fixture.write_word(page_down(shape.slot_in(node, addr)), 9);
+        assert_eq!(owned(&fixture), (0, 1));
+    }
 
     #[test]
     fn a_heap_of_which_few_pages_have_entries_is_tried_at_each_page() {
