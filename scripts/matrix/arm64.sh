@@ -20,7 +20,7 @@ declare -A suites=(
 	[arm64]='trixie linux-image-6.12.*-cloud-arm64 trixie'
 	[arm64-16k]='trixie linux-image-6.12.*-arm64-16k trixie'
 	[arm64-backports]='trixie-backports linux-image-6.18.*-cloud-arm64 trixie'
-	[arm64-sid]='sid linux-image-7.*-cloud-arm64 trixie'
+	[arm64-sid]='sid linux-binary-*-cloud-arm64 trixie'
 )
 declare -A libelf=([bookworm]=libelf1 [trixie]=libelf1t64) python=([bookworm]=python3.11 [trixie]=python3.13)
 export ARCHITECTURE=arm64
