@@ -5,8 +5,8 @@
 #   kernel-matrix.sh [SUITE...]     default: bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-16k arm64-backports arm64-sid
 #
 # lockdown is the kernel of trixie with lockdown=confidentiality; its tests are plan-lockdown.
-# arm64 is the kernel of trixie for arm64, arm64-16k the same with pages of 16 KiB, arm64-bookworm and arm64-backports an older and a newer
-# one (scripts/matrix/arm64.sh); their tests are plan-arm64.
+# arm64 is the kernel of trixie for arm64, arm64-16k the same with pages of 16 KiB, arm64-bookworm an older one,
+# arm64-backports and arm64-sid newer ones (scripts/matrix/arm64.sh); their tests are plan-arm64.
 #
 # Emulation (TCG), not KVM: nested virtualisation does not boot stock kernels everywhere, and this takes some minutes per kernel.
 # GUESTS=2 at a time, GUEST_SECONDS=1800 at most each.
