@@ -79,7 +79,8 @@ struct Filled {
 const BLOCK_WORDS: usize = 512;
 
 impl Data {
-    fn read(memory: &dyn Memory, range: Range<u64>) -> Self {
+    /// The data at these addresses.
+    pub(super) fn read(memory: &dyn Memory, range: Range<u64>) -> Self {
         let (bytes, present) = read_pages(memory, range);
         Self { bytes, present, filled: OnceCell::new() }
     }
@@ -299,6 +300,14 @@ pub fn unbacked_ranges(maps: &Maps) -> Vec<Range<u64>> {
         .map(|mapping| mapping.start.0..mapping.end.0)
         .collect();
     joined(&ranges)
+}
+
+/// Where the thread-local storage of any thread can be: the private writable mappings. That of the first thread is often in the rest of the
+/// last page of the dynamic linker's own data (`__minimal_malloc`, elf/dl-minimal-malloc.c of glibc), which is mapped from its file: pages of
+/// 16 or 64 KiB have room for it.
+#[must_use]
+pub fn thread_ranges(maps: &Maps) -> Vec<Range<u64>> {
+    maps.mappings.iter().filter(|mapping| is_private_data(mapping)).map(|mapping| mapping.start.0..mapping.end.0).collect()
 }
 
 /// The ranges joined where they touch or overlap; they must be sorted by start.

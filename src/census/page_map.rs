@@ -10,7 +10,7 @@ use super::page_cache::PageCache;
 use super::reader::HeapWalk;
 use super::take::Taken;
 use crate::allocator::{Allocator, ChunkRule};
-use crate::heap::residency::{page_bytes, page_down, page_up};
+use crate::heap::residency::{page_bytes, page_down, page_up, whole_pages};
 
 /// Pages of one map: 8 GiB of heap, 24 MiB of table. What lies beyond is counted as left out.
 const PAGES_MAX: u64 = 1 << 21;
@@ -231,8 +231,8 @@ fn give_back(heap: &HeapWalk, mut visit: impl FnMut(Range<u64>)) {
     }
     for region in heap.chunks.regions() {
         for chunk in heap.chunks.chunks_of(region).filter(|chunk| chunk.state == ChunkState::Free) {
-            let whole = page_up(chunk.start)..page_down(chunk.end());
-            if whole.start < whole.end {
+            let whole = whole_pages(chunk.start..chunk.end());
+            if !whole.is_empty() {
                 visit(whole);
             }
         }

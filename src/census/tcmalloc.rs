@@ -15,7 +15,7 @@ use super::quality::WalkQuality;
 use super::radix::{self, Roots, Shape};
 use super::reader::{HeapReader, HeapWalk, Sight};
 use crate::allocator::Allocator;
-use crate::heap::residency::{page_down, page_up};
+use crate::heap::residency::whole_pages;
 use crate::process::Maps;
 
 const SHAPE: Shape = Shape {
@@ -149,7 +149,7 @@ fn take(
         }
         if location == ON_NORMAL_FREELIST {
             // TCMalloc_SystemRelease (system-alloc.cc) gives back the kernel's pages that lie within the span.
-            trimmable += pages.residency(page_up(range.start)..page_down(range.end)).resident_bytes;
+            trimmable += pages.resident_bytes(whole_pages(range.clone()));
         }
         match extents.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,

@@ -16,6 +16,13 @@ pub fn page_down(addr: u64) -> u64 {
     addr & !(page_bytes() - 1)
 }
 
+/// The whole pages of a range; empty if it has none, and begins then at the page after its start.
+#[must_use]
+pub fn whole_pages(range: Range<u64>) -> Range<u64> {
+    let start = page_up(range.start);
+    start..page_down(range.end).max(start)
+}
+
 /// The kernel's state of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PageState {
@@ -73,8 +80,9 @@ impl PageRuns {
         &self.runs
     }
 
-    /// The parts of runs that lie in `range`.
+    /// The parts of runs that lie in `range`; none if its end is not after its start.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = PageRun> + '_ {
+        let range = range.start..if range.is_empty() { 0 } else { range.end };
         let first = self.runs.partition_point(|run| run.end <= range.start);
         self.runs.get(first..).unwrap_or_default().iter().take_while(move |run| run.start < range.end).map(move |run| PageRun {
             start: run.start.max(range.start),
@@ -195,6 +203,18 @@ mod tests {
         assert_eq!(runs.present_from(0x2000), 0x2000);
         assert!(runs.state_at(0x4fff).swapped);
         assert_eq!(runs.state_at(0x5000), PageState::default());
+    }
+
+    /// A chunk within a page has no whole page, however large pages are.
+    #[test]
+    fn a_range_within_a_page_has_no_whole_page_and_no_resident_bytes() {
+        let page = page_bytes();
+        let runs = runs(&[(0, 16 * page, PRESENT)]);
+        assert_eq!(whole_pages(page / 2..4 * page - 1), page..3 * page);
+        let own = whole_pages(2 * page + 100..2 * page + 200);
+        assert_eq!((own.clone(), runs.resident_bytes(own)), (3 * page..3 * page, 0));
+        let (start, end) = (3 * page, 2 * page);
+        assert_eq!(runs.resident_bytes(start..end), 0);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::parse::{Kind, Record, Snapshot, first_boundary, parse};
 use super::walk::RegionPlan;
 use super::walker::Walker;
 use crate::heap::occupancy::{Holder, OccupancyBuilder};
-use crate::heap::residency::{page_down, page_up};
+use crate::heap::residency::{page_down, page_up, whole_pages};
 
 /// Bytes of a window that are classified: from its middle on.
 const HALF_BYTES: u64 = 64 << 10;
@@ -163,7 +163,7 @@ fn window(walker: &mut Walker<'_>, records: &[Record], range: Range<u64>, tellin
     let mut sum = Window::default();
     // Pages that the records cover whole.
     let known_until = records.last().map_or(range.start, |last| last.start.saturating_add(last.bytes).min(range.end));
-    let pages = page_up(range.start)..page_down(known_until);
+    let pages = whole_pages(range.start..known_until);
     let mut builder = OccupancyBuilder::new(|range: Range<u64>| walker.pages.resident_bytes(range));
     let within = |record: &Record, range: &Range<u64>| {
         let end = record.start.saturating_add(record.bytes).min(range.end);

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use super::super::memory::{Memory, is_user_address, word_at};
-use super::super::objects::{Data, Objects, range_of, unbacked_ranges};
+use super::super::objects::{Data, Objects, range_of, thread_ranges, unbacked_ranges};
 use super::super::radix::{self, Shape};
 use super::cache_bins::{BIN_BYTES, BINS_MIN, Bin, bin_at};
 use super::record::{ACTIVE, Extent, Form, is_region_free};
@@ -65,7 +65,7 @@ impl Finder {
         let mapped = unbacked_ranges(&maps);
         let (shape, found) = find_page_map(memory, &maps, &objects, &mapped, &mut LayoutCache::default())?;
         let object = objects.iter().find(|one| one.object() == &found.object)?;
-        let Ring { index, offsets, .. } = find_ring(memory, &mapped, &object.data())?;
+        let Ring { index, offsets, .. } = find_ring(memory, &thread_ranges(&maps), &object.data())?;
         let form = Telling::of(memory, &found, shape).form(memory, pages_of(shape));
         Some(Self { root: found.root, shape, form, head: found.object.range.start + 8 * index as u64, offsets })
     }
@@ -87,8 +87,9 @@ struct Ring {
     bins: Vec<Vec<u8>>,
 }
 
-fn find_ring(memory: &dyn Memory, mapped: &[Range<u64>], data: &Data) -> Option<Ring> {
-    let bytes_of = |word: u64| range_of(mapped, word).filter(|_| word.is_multiple_of(8)).map(|range| range.end - range.start);
+/// `threads`: where threads' data can be.
+fn find_ring(memory: &dyn Memory, threads: &[Range<u64>], data: &Data) -> Option<Ring> {
+    let bytes_of = |word: u64| range_of(threads, word).filter(|_| word.is_multiple_of(8)).map(|range| range.end - range.start);
     // Threads' data lie in small mappings: a program may have any number of words that lead into the heap.
     let mut candidates: Vec<(u64, u64, usize)> = data.words().filter_map(|(index, word)| Some((bytes_of(word)?, word, index))).collect();
     candidates.sort_unstable();
@@ -110,10 +111,10 @@ pub struct Held {
 }
 
 /// What the caches of all threads hold, by ascending address. `None` if there is no thread with a cache of 5.3, if threads came and went all
-/// the time, or if one's cache could not be read. `data`: that of the file with the page map.
+/// the time, or if one's cache could not be read. `threads`: where threads' data can be. `data`: that of the file with the page map.
 #[must_use]
-pub fn held_by_threads(memory: &dyn Memory, mapped: &[Range<u64>], data: &Data) -> Option<Vec<Held>> {
-    let Ring { bins, .. } = find_ring(memory, mapped, data)?;
+pub fn held_by_threads(memory: &dyn Memory, threads: &[Range<u64>], data: &Data) -> Option<Vec<Held>> {
+    let Ring { bins, .. } = find_ring(memory, threads, data)?;
     let mut held = Vec::new();
     for bins in &bins {
         held.extend(held_by(memory, bins)?);
@@ -309,6 +310,19 @@ mod tests {
             bins.iter().flat_map(|bins| held_by(&memory, bins).unwrap()).map(|held| (held.addr, held.class)).collect();
         let class = CLASS as u64;
         assert_eq!(held, [(0x333, class), (0x111, class), (0x222, class)], "from the second thread of the ring on");
+    }
+
+    /// On a kernel with large pages the first thread's data lie in the dynamic linker's data, a mapping of its file.
+    #[test]
+    fn a_thread_whose_data_lie_in_a_mapped_file_is_found() {
+        let maps =
+            Maps::parse(b"7f1000000000-7f1001000000 rw-p 00000000 08:01 7 /lib/ld.so\n7f2000000000-7f2000001000 rw-p 00000000 00:00 0\n");
+        let mut memory = Fixture::with_maps(maps);
+        threads(&mut memory, &[&[0x111, 0x222]]);
+        memory.write_word(0x7f20_0000_0018, thread(0));
+        let data = Data::read(&memory, 0x7f20_0000_0000..0x7f20_0000_1000);
+        let held = held_by_threads(&memory, &thread_ranges(&memory.maps().unwrap()), &data).unwrap();
+        assert_eq!(held.iter().map(|one| one.addr).collect::<Vec<_>>(), [0x111, 0x222]);
     }
 
     #[test]

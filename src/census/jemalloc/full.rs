@@ -13,7 +13,7 @@ use super::super::page_cache::PageCache;
 use super::super::quality::WalkQuality;
 use super::super::radix::{self, PageMapRoot, Shape};
 use super::super::reader::HeapWalk;
-use super::block::{Held, held_by_threads};
+use super::block::Held;
 use super::metadata::Block;
 use super::record::{ACTIVE, Agreement, DIRTY, Extent, Form, MUZZY, Pages, RETAINED, is_region_free};
 use super::telling::Telling;
@@ -77,13 +77,13 @@ fn tells_padding(extent: &Extent) -> bool {
     extent.state == ACTIVE && !extent.is_slab && extent.offset_bytes > 0
 }
 
-/// Takes the census of every record that the page map leads to. `data`: that of the file with the page map.
-pub fn take(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range<u64>], data: &Data) -> HeapWalk {
-    let held = held_by_threads(memory, mapped, data);
+/// Takes the census of every record that the page map leads to. `data`: that of the file with the page map. `held`: what the threads' caches
+/// hold, if that is known.
+pub fn take(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range<u64>], data: &Data, held: Option<&[Held]>) -> HeapWalk {
     let mut build = Build::guess(memory, found, shape);
     let mut readings = 1;
     loop {
-        let mut reading = Reading::new(memory, mapped, build, held.as_deref());
+        let mut reading = Reading::new(memory, mapped, build, held);
         reading.is_last = readings == READINGS_MAX;
         radix::visit(memory, found.root, shape, |page, entry| reading.word(page, one_word(entry, shape)));
         reading.read_batch();

@@ -25,7 +25,7 @@ use super::account::{ArenaAccount, HeapAccount, Level};
 use super::chunks::ChunkTable;
 use super::layout_cache::ByBuildId;
 use super::memory::{Memory, MemoryError, is_user_address, word_at};
-use super::objects::{Data, Objects, joined, range_of, unbacked_ranges};
+use super::objects::{Data, Objects, joined, range_of, thread_ranges, unbacked_ranges};
 use super::page_cache::PageCache;
 use super::quality::WalkQuality;
 use super::radix::{self, Entry, PageMapRoot, Roots, Shape};
@@ -201,9 +201,10 @@ fn take(
     let Some((shape, found)) = find_page_map(memory, maps, objects, &mapped, layouts) else { return Ok(None) };
     let owner = objects.iter().find(|one| one.object() == &found.object);
     let data = owner.map(|one| one.data()).unwrap_or_default();
+    let held = (level != Level::Top).then(|| block::held_by_threads(memory, &thread_ranges(maps), &data)).flatten();
     let mut walk = match level {
-        Level::Full => full::take(memory, &found, shape, &mapped, &data),
-        Level::Top | Level::Sampled => quick(memory, &found, shape, &mapped, &data, level),
+        Level::Full => full::take(memory, &found, shape, &mapped, &data, held.as_deref()),
+        Level::Top | Level::Sampled => quick(memory, &found, shape, &mapped, &data, level, held),
     };
     let build_id = owner.and_then(|one| one.build_id());
     let mut places = layouts.decay.get(build_id.as_ref());
@@ -215,8 +216,16 @@ fn take(
     Ok(Some(walk).filter(|walk| walk.extents.iter().any(|&(arena, _)| arena != NO_ARENA)))
 }
 
-/// The page map's words alone, and at level sampled some slabs.
-fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range<u64>], data: &Data, level: Level) -> HeapWalk {
+/// The page map's words alone, and at level sampled some slabs. `held`: what the threads' caches hold, if that is known.
+fn quick(
+    memory: &dyn Memory,
+    found: &PageMapRoot,
+    shape: Shape,
+    mapped: &[Range<u64>],
+    data: &Data,
+    level: Level,
+    held: Option<Vec<block::Held>>,
+) -> HeapWalk {
     let mut seen = Quick::default();
     let pages = pages_of(shape);
     let is_sampled = level == Level::Sampled;
@@ -240,7 +249,6 @@ fn quick(memory: &dyn Memory, found: &PageMapRoot, shape: Shape, mapped: &[Range
     let mut quality = WalkQuality { windows: seen.count, ..WalkQuality::default() };
     if is_sampled {
         let estimate = seen.estimate(|record| Extent::parse(&read_record(memory, record, pages)?, form, pages).map(live_of));
-        let held = block::held_by_threads(memory, mapped, data);
         let cached = |held: Vec<block::Held>| held.iter().filter_map(|one| form.classes.bytes(one.class)).sum();
         account.details.cached_bytes = held.map(cached);
         account.live_bytes_est = Some((estimate.live_bytes as u64).saturating_sub(account.details.cached_bytes.unwrap_or(0)));

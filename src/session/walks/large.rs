@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::census::resident::pages_of;
 use crate::census::{LiveMemory, Taken};
-use crate::heap::residency::{PageRuns, page_down, page_up};
+use crate::heap::residency::{PageRuns, whole_pages};
 use crate::process::Process;
 use crate::trace::LARGE_BYTES;
 use crate::units::{Addr, Pid, StackHash};
@@ -43,7 +43,7 @@ pub fn touched(taken: &Taken, pid: Pid, recorded: impl Fn(Addr) -> Option<(u64, 
 /// Of a block, the resident pages that it has to itself: neighbours touch the others. All of it if all of these are resident. Wherever the
 /// block begins within its page, that is on average what was touched from its start.
 fn resident_bytes(pages: &PageRuns, start: u64, end: u64) -> u64 {
-    let own = page_up(start)..page_down(end);
+    let own = whole_pages(start..end);
     let resident = pages.resident_bytes(own.clone());
     if resident == own.end - own.start { end - start } else { resident }
 }
