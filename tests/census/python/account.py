@@ -42,12 +42,14 @@ if len(sys.argv) > 2 and sys.argv[2] == "fork":
             account(f"{sys.argv[1]}.{child}")
 if len(sys.argv) > 2 and sys.argv[2] == "busy":
     # The thread is the first to stop, as it needs the lock, and starts again when the account is written.
-    signal.signal(signal.SIGUSR1, lambda *_: sys._debugmallocstats())
+    # A handler would run before the next `pause` if the signal comes between the two, which then waits for another one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 2)
     ring = [None] * 20000
     threading.Thread(target=churn, args=(ring,), daemon=True).start()
     while True:
-        signal.pause()
+        signal.sigwait({signal.SIGUSR1})
+        sys._debugmallocstats()
 signal.signal(signal.SIGUSR1, lambda *_: None)
 account(sys.argv[1])

@@ -120,11 +120,14 @@ fn children(pid: u32) -> Vec<u32> {
 fn wait_for_pause(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(60);
     #[cfg(target_arch = "x86_64")]
-    let pause = format!("{} ", libc::SYS_pause);
+    let pause = libc::SYS_pause;
     // arm64 has no system call of that name.
     #[cfg(not(target_arch = "x86_64"))]
-    let pause = format!("{} ", libc::SYS_ppoll);
-    while !std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|text| text.starts_with(&pause)) {
+    let pause = libc::SYS_ppoll;
+    // The last is `signal.sigwait`, of a program that is busy otherwise.
+    let waits = [pause, libc::SYS_rt_sigtimedwait].map(|number| format!("{number} "));
+    let is_waiting = |text: String| waits.iter().any(|wait| text.starts_with(wait));
+    while !std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(is_waiting) {
         assert!(Instant::now() < deadline, "process {pid} does not pause");
         std::thread::sleep(Duration::from_millis(5));
     }
