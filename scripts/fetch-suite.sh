@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Unpacks packages of another Debian suite into a directory, without changing this machine's own packages.
+# Unpacks packages of another suite of Debian, or of Ubuntu (resolute), into a directory, without changing this machine's own packages.
 #   fetch-suite.sh SUITE DIRECTORY PACKAGE...
 # A name with a * selects the newest matching package. ARCHITECTURE=arm64 selects another architecture.
 set -euo pipefail
@@ -10,7 +10,10 @@ mkdir -p "$state/lists/partial" "$state/archives/partial" "$into"
 state=$(realpath "$state")
 into=$(realpath "$into")
 
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+case $suite in
+resolute) mirror=${UBUNTU_MIRROR:-http://archive.ubuntu.com/ubuntu} ;;
+*) mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian} ;;
+esac
 # apt has the archive's keys, but older or newer suites may be signed with others.
 echo "deb [trusted=yes] $mirror $suite main" >"$state/sources.list"
 : >"$state/status" # packages installed here are ignored

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Boots Debian's kernels in emulation and runs in each: `fragprof doctor`, every BPF program by itself through the verifier, and a short
-# form of the integration tests (scripts/matrix/plan). Writes the table of docs/kernels.md.
+# Boots Debian's kernels, and one of Ubuntu's, in emulation and runs in each: `fragprof doctor`, every BPF program by itself through the
+# verifier, and a short form of the integration tests (scripts/matrix/plan). Writes the table of docs/kernels.md.
 #
-#   kernel-matrix.sh [SUITE...]     default: bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-16k arm64-backports arm64-sid
+#   kernel-matrix.sh [SUITE...]     default: bullseye bookworm trixie sid lockdown, arm64-bookworm arm64 arm64-16k arm64-64k arm64-backports
+#                                   arm64-sid
 #
 # lockdown is the kernel of trixie with lockdown=confidentiality; its tests are plan-lockdown.
-# arm64 is the kernel of trixie for arm64, arm64-16k the same with pages of 16 KiB, arm64-bookworm an older one,
-# arm64-backports and arm64-sid newer ones (scripts/matrix/arm64.sh); their tests are plan-arm64.
+# arm64 is the kernel of trixie for arm64, arm64-16k the same with pages of 16 KiB, arm64-64k Ubuntu's with pages of 64 KiB,
+# arm64-bookworm an older one, arm64-backports and arm64-sid newer ones (scripts/matrix/arm64.sh); their tests are plan-arm64.
 #
 # Emulation (TCG), not KVM: nested virtualisation does not boot stock kernels everywhere, and this takes some minutes per kernel.
 # GUESTS=2 at a time, GUEST_SECONDS=1800 at most each.
@@ -24,7 +25,7 @@ declare -A package=(
 	[sid]='linux-binary-*-cloud-amd64'
 )
 all=("$@")
-[ ${#all[@]} -gt 0 ] || all=(bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-16k arm64-backports arm64-sid)
+[ ${#all[@]} -gt 0 ] || all=(bullseye bookworm trixie sid lockdown arm64-bookworm arm64 arm64-16k arm64-64k arm64-backports arm64-sid)
 suites=() arm64=()
 for suite in "${all[@]}"; do
 	case $suite in arm64*) arm64+=("$suite") ;; *) suites+=("$suite") ;; esac
