@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the table of docs/allocators.md from the log of allocator-matrix.sh."""
+"""Writes a table of docs/allocators.md from the log of allocator-matrix.sh.
+
+usage: allocators.py LOG ARCHITECTURE
+"""
 import sys
 
 DOCUMENT = "docs/allocators.md"
@@ -18,7 +21,7 @@ if not order:
 rows = ["| | " + " | ".join(COLUMNS) + " |", "|" + "---|" * (len(COLUMNS) + 1)]
 rows += [f"| {place} | " + " | ".join(cells.get((place, column), "") for column in COLUMNS) + " |" for place in order]
 text = open(DOCUMENT, encoding="utf-8").read()
-begin, end = "<!-- make allocator-matrix writes from here -->\n", "<!-- to here -->\n"
+begin, end = f"<!-- make allocator-matrix writes {sys.argv[2]} from here -->\n", "<!-- to here -->\n"
 head, rest = text.split(begin)
-tail = rest.split(end)[1]
+tail = rest.split(end, 1)[1]
 open(DOCUMENT, "w", encoding="utf-8").write(head + begin + "\n".join(rows) + "\n" + end + tail)

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use super::{PROGRAMS, languages, places};
 use crate::census::target::build;
 use crate::support::build::{Link, program};
 use crate::support::process::run;
@@ -49,6 +50,18 @@ fn its_programs_are_compiled() {
     ] {
         build(source, compiler, flags);
     }
+}
+
+/// The same for the matrix of allocators, with the C libraries that its programs are linked with.
+#[test]
+#[ignore = "for arm64: scripts/allocator-matrix.sh arm64"]
+fn the_programs_of_all_allocators_are_compiled() {
+    for place in places::all() {
+        for program in PROGRAMS {
+            place.build(program);
+        }
+    }
+    languages::all();
 }
 
 /// BPF programs, preload libraries and player: the build script makes them for the architecture that cargo names.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::places::is_guest;
 use crate::support::build::{LIB_DIR, Link, output_dir, program, script};
 use crate::support::process::run;
 
@@ -32,6 +33,9 @@ fn built(command: &mut Command) {
 /// The test program of this name as a library.
 fn hosted(name: &str) -> PathBuf {
     let out = output_dir().join(format!("lib{name}-hosted.so"));
+    if is_guest() {
+        return out;
+    }
     let mut compiler = Command::new("cc");
     compiler.args(["-O2", "-g", "-w", "-fno-builtin", "-pthread", "-std=gnu11", "-shared", "-fPIC"]);
     compiler.arg(format!("-DPROGRAM=\"{}\"", script(&format!("{name}.c")).display()));
@@ -75,29 +79,48 @@ fn node() -> Command {
 
 fn go(source: &Path) -> PathBuf {
     let out = output_dir().join(source.file_stem().unwrap());
+    if is_guest() {
+        return out;
+    }
     let mut go = Command::new("go");
+    if cfg!(target_arch = "aarch64") {
+        go.env("GOARCH", "arm64").env("CC", "cc");
+    }
     go.args(["build", "-o"]).arg(&out).arg(source);
     go.env("CGO_ENABLED", "1").env("GO111MODULE", "off").env("CGO_CFLAGS", format!("-O2 -g -fno-builtin -I{}", script("").display()));
     built(&mut go);
     out
 }
 
+/// What Rust programs are built for.
+fn target() -> String {
+    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+}
+
 /// A Rust program on the system's allocator.
 fn rust() -> PathBuf {
     let out = output_dir().join("with_rust");
-    built(Command::new("rustc").args(["-O", "-g", "--edition", "2024", "-o"]).arg(&out).arg(script("with_rust.rs")));
+    if !is_guest() {
+        let mut rustc = Command::new("rustc");
+        rustc.args(["-O", "-g", "--edition", "2024", "-C", "linker=cc", "--target", &target()]);
+        built(rustc.arg("-o").arg(&out).arg(script("with_rust.rs")));
+    }
     out
 }
 
 /// The same on an allocator that Rust programs link into themselves, whose functions have names of their own.
 fn rust_on(name: &str) -> PathBuf {
-    let (home, target) = (here(name), output_dir().join(name));
+    let (home, folder) = (here(name), output_dir().join(name));
+    let out = folder.join(target()).join("release").join(name);
+    if is_guest() {
+        return out;
+    }
     let mut cargo = Command::new("cargo");
-    cargo.current_dir(&home).args(["build", "--release", "--locked", "--target-dir"]).arg(&target);
+    cargo.current_dir(&home).args(["build", "--release", "--locked", "--target", &target(), "--target-dir"]).arg(&folder);
     // Builds the allocator, which takes longer than the limit of one minute for programs.
     let done = cargo.output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    target.join("release").join(name)
+    out
 }
 
 /// All of them.
@@ -114,8 +137,8 @@ pub fn all() -> Vec<Language> {
         command.env("LD_PRELOAD", Path::new(LIB_DIR).join(library));
         command
     };
-    let (python, hosting) = (python(), go(&here("hosted.go")));
-    vec![
+    let hosting = go(&here("hosted.go"));
+    let mut all = vec![
         once("C++, every form of new and delete, glibc", Command::new(&cpp)),
         once("C++ on jemalloc 5.3.0", on("libjemalloc.so.2")),
         once("C++ on tcmalloc 2.10", on("libtcmalloc_minimal.so.4")),
@@ -126,12 +149,16 @@ pub fn all() -> Vec<Language> {
         in_rounds("Rust, snmalloc linked into it", &rust_on("rust_on_snmalloc")),
         once("Go with cgo, C called from goroutines", Command::new(go(&script("with_cgo.go")))),
         host("Go with cgo, a C library", || Command::new(&hosting)),
-        host("Python, a C library", || {
+    ];
+    // The guests of arm64 have no other runtime that hosts a C library: their Python is without ctypes.
+    if cfg!(target_arch = "x86_64") {
+        let python = python();
+        let in_python = || {
             let mut command = Command::new(&python);
             command.args(["-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1]).hosted_run()"]);
             command
-        }),
-        host("Node, an addon", node),
-        host("Java, a JNI library", java),
-    ]
+        };
+        all.extend([host("Python, a C library", in_python), host("Node, an addon", node), host("Java, a JNI library", java)]);
+    }
+    all
 }

@@ -8,6 +8,7 @@ mod kernels;
 mod languages;
 pub mod places;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ use crate::support::report::Since;
 use crate::support::truth::Truth;
 use crate::support::{LIMIT, bpf};
 
+/// The programs of a place: every entry point, short-lived threads, and rounds without an end.
+const PROGRAMS: [&str; 3] = ["entry_points", "short_threads", "rounds"];
 /// How long a program is recorded in windows.
 const GOVERNED_FOR: Duration = Duration::from_secs(10);
 /// How long it is sampled.
@@ -90,18 +93,50 @@ fn governed(command: &mut Command) -> Outcome {
     if (est - made).abs() <= 5.0 * error + made / 10.0 { Outcome::Good(text) } else { Outcome::Wrong(text) }
 }
 
-/// Brings the sampler to a process that allocates some thousand blocks per second, and compares what a recording of its samples estimates with
-/// its ledger.
-fn sampled(command: &mut Command, is_hosted: bool) -> Outcome {
-    let mut target = Target::start(command.env("TRUTH_PACE", "1"));
-    let pid = target.pid().to_string();
-    let report = settled(&["attach-sampler", &pid, "--sample-bytes", "16384", "--samples-per-second", "0"].map(str::to_owned));
+/// The sampler's arguments: a sample for each 16 KiB.
+const SAMPLING: [&str; 4] = ["--sample-bytes", "16384", "--samples-per-second", "0"];
+
+/// Starts a program and brings the sampler to it.
+fn attached(command: &mut Command) -> Result<Target, Outcome> {
+    let target = Target::start(command);
+    let report =
+        settled(&["attach-sampler", &target.pid().to_string()].iter().chain(&SAMPLING).map(|word| (*word).to_owned()).collect::<Vec<_>>());
     match (report["refused"].as_str(), report["unseen"].as_str()) {
-        (None, None) => {}
-        (Some("musl"), _) => return Outcome::NotOffered("refused: musl".into()),
-        (Some(why), _) => return Outcome::Wrong(why.to_owned()),
-        (None, Some(allocator)) => return Outcome::NotOffered(format!("says that it does not see {allocator}")),
+        (None, None) => Ok(target),
+        (Some("musl"), _) => Err(Outcome::NotOffered("refused: musl".into())),
+        (Some(why), _) => Err(Outcome::Wrong(why.to_owned())),
+        (None, Some(allocator)) => Err(Outcome::NotOffered(format!("says that it does not see {allocator}"))),
     }
+}
+
+/// Starts a program with the sampler, where it cannot be brought to a running one.
+fn preloaded(command: &Command) -> Result<Target, Outcome> {
+    let with_sampler = || {
+        let mut started = fragprof();
+        started.arg("run").args(SAMPLING).arg("--").arg(command.get_program()).args(command.get_args());
+        started.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        started
+    };
+    // It ends at once without a socket; what is not sampled has been said by then.
+    let said = run(with_sampler().env("TRUTH_SOCKET", "/nowhere")).err;
+    if said.contains("is statically linked") {
+        return Err(Outcome::NotOffered("refused: statically linked".into()));
+    }
+    match said.split_once("it has an allocator linked in (").and_then(|(_, rest)| rest.split_once(')')) {
+        Some((allocator, _)) => Err(Outcome::NotOffered(format!("says that it does not see {allocator}"))),
+        None => Ok(Target::start(&mut with_sampler())),
+    }
+}
+
+/// Samples a process that allocates some thousand blocks per second, and compares what a recording of its samples estimates with its ledger.
+fn sampled(command: &mut Command, is_hosted: bool) -> Outcome {
+    command.env("TRUTH_PACE", "1");
+    let started = if cfg!(target_arch = "x86_64") { attached(command) } else { preloaded(command) };
+    let mut target = match started {
+        Ok(target) => target,
+        Err(outcome) => return outcome,
+    };
+    let pid = target.pid().to_string();
     let mut recording = Recording::start(fragprof().args(["record", "--mode", "sampled", "--duration", "300s", "-p", &pid]), &[]);
     let truth = match rounds(&mut target, &mut recording, SAMPLED_FOR) {
         Ok(truth) => truth,
@@ -165,7 +200,9 @@ fn census(command: &mut Command, is_hosted: bool) -> Outcome {
     if bytes_fit && blocks_fit { Outcome::Good(text) } else { Outcome::Wrong(text) }
 }
 
-fn print(place: &str, column: &str, outcome: &Outcome) -> bool {
+/// Fills a cell of the table. What the program or the recording fails with is wrong there, and the next cells are filled.
+fn cell(place: &str, column: &str, outcome: impl FnOnce() -> Outcome) -> bool {
+    let outcome = catch_unwind(AssertUnwindSafe(outcome)).unwrap_or_else(|_| Outcome::Wrong("it failed: see the log".to_owned()));
     let (mark, text) = match outcome {
         Outcome::Good(text) => ("good", text),
         Outcome::NotOffered(text) => ("none", text),
@@ -182,23 +219,24 @@ fn every_call_site_is_recorded_and_counted() {
         return;
     }
     let mut all = true;
-    for place in places::all() {
-        all &= print(&place.name, "exact", &exact(&mut place.command("entry_points", &[]), "done"));
-        all &= print(&place.name, "threads", &exact(&mut place.command("short_threads", &[]), "done"));
-        all &= print(&place.name, "governed", &governed(&mut place.command("rounds", &[])));
-        all &= print(&place.name, "sampled", &sampled(&mut place.command("rounds", &[]), false));
-        all &= print(&place.name, "census", &census(&mut place.command("rounds", &[]), false));
+    for place in &places::all() {
+        let [calls, threads, rounds] = PROGRAMS.map(|program| move || place.command(program));
+        all &= cell(&place.name, "exact", || exact(&mut calls(), "done"));
+        all &= cell(&place.name, "threads", || exact(&mut threads(), "done"));
+        all &= cell(&place.name, "governed", || governed(&mut rounds()));
+        all &= cell(&place.name, "sampled", || sampled(&mut rounds(), false));
+        all &= cell(&place.name, "census", || census(&mut rounds(), false));
     }
     for mut language in languages::all() {
         let name = &language.name;
-        all &= print(name, "exact", &exact(&mut language.exact, "done"));
+        all &= cell(name, "exact", || exact(&mut language.exact, "done"));
         if let Some(threads) = &mut language.threads {
-            all &= print(name, "threads", &exact(threads, "done"));
+            all &= cell(name, "threads", || exact(threads, "done"));
         }
         if let Some(rounds) = &mut language.rounds {
-            all &= print(name, "census", &census(rounds, language.is_hosted));
-            all &= print(name, "governed", &governed(rounds));
-            all &= print(name, "sampled", &sampled(rounds, language.is_hosted));
+            all &= cell(name, "census", || census(rounds, language.is_hosted));
+            all &= cell(name, "governed", || governed(rounds));
+            all &= cell(name, "sampled", || sampled(rounds, language.is_hosted));
         }
     }
     assert!(all, "see the cells marked wrong");

@@ -3,8 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::build::{LIB_DIR, output_dir, script};
-use crate::support::process::run;
+use crate::support::build::{LIB_DIR, compile, script};
+
+/// Fetches and unpacks packages.
+const FETCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/fetch-suite.sh");
+/// glibc's dynamic linker.
+const LOADER: &str = if cfg!(target_arch = "aarch64") { "ld-linux-aarch64.so.1" } else { "ld-linux-x86-64.so.2" };
 
 /// How programs are linked.
 #[derive(Clone)]
@@ -27,54 +31,65 @@ pub struct Place {
 
 impl Place {
     /// The test program of this name, built for the place.
-    pub fn command(&self, program: &str, args: &[&str]) -> Command {
+    pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.build(program));
-        command.args(args);
         if let Some(library) = &self.preload {
             command.env("LD_PRELOAD", library);
         }
         command
     }
 
-    fn build(&self, program: &str) -> PathBuf {
+    /// Builds the test program of this name, unless it is there.
+    pub fn build(&self, program: &str) -> PathBuf {
         let source = script(&format!("{program}.c"));
         let key: String = self.name.chars().filter(char::is_ascii_alphanumeric).collect();
-        let out = output_dir().join(format!("{program}-matrix-{key}"));
-        let mut compiler = Command::new(if matches!(self.toolchain, Toolchain::Musl { .. }) { "musl-gcc" } else { "cc" });
-        compiler.args(["-O2", "-g", "-w", "-fno-builtin", "-pthread", "-std=gnu11"]);
+        let mut args = ["-O2", "-g", "-w", "-fno-builtin", "-pthread", "-std=gnu11"].map(str::to_owned).to_vec();
         match &self.toolchain {
             Toolchain::Own => {}
             Toolchain::Sysroot(root) => {
-                let libraries = root.join("usr/lib/x86_64-linux-gnu");
-                let lib = root.join("lib/x86_64-linux-gnu");
-                compiler.arg(format!("--sysroot={}", root.display()));
-                // Otherwise the start files and libraries next to the compiler are used.
-                compiler.arg(format!("-B{}", libraries.display())).arg("-L").arg(&libraries).arg("-L").arg(&lib);
+                let (libraries, lib) = (root.join(&LIB_DIR[1..]), root.join(&LIB_DIR["/usr/".len()..]));
+                let (libraries, lib) = (libraries.display(), lib.display());
+                // Without the second, the start files and libraries next to the compiler are used.
+                args.extend([
+                    format!("--sysroot={}", root.display()),
+                    format!("-B{libraries}"),
+                    format!("-L{libraries}"),
+                    format!("-L{lib}"),
+                ]);
                 // The old form of the search path also applies to the dependencies of a preloaded library.
-                compiler.arg(format!("-Wl,--disable-new-dtags,-rpath,{}:{}", lib.display(), libraries.display()));
-                compiler.arg(format!("-Wl,--dynamic-linker={}", lib.join("ld-linux-x86-64.so.2").display()));
+                args.push(format!("-Wl,--disable-new-dtags,-rpath,{lib}:{libraries}"));
+                args.push(format!("-Wl,--dynamic-linker={lib}/{LOADER}"));
             }
             Toolchain::Musl { is_static } => {
                 // musl has neither pvalloc nor a way to ask which library serves malloc.
-                compiler.arg("-DTRUTH_STATIC");
-                if *is_static {
-                    compiler.arg("-static");
-                }
+                args.push("-DTRUTH_STATIC".to_owned());
+                args.extend(is_static.then(|| "-static".to_owned()));
             }
         }
-        let done = run(compiler.arg(&source).arg("-ldl").arg("-o").arg(&out));
-        assert!(done.status.success(), "{}: {}", self.name, done.err);
-        out
+        args.extend([source.display().to_string(), "-ldl".to_owned()]);
+        let compiler = if matches!(self.toolchain, Toolchain::Musl { .. }) { "musl-gcc" } else { "cc" };
+        compile(compiler, &args, &source, &format!("{program}-matrix-{key}"), &[])
     }
+}
+
+/// Whether this is a guest of `scripts/matrix/arm64.sh`, which has what was built and fetched for it, and nothing to build or fetch with.
+pub fn is_guest() -> bool {
+    !Path::new(FETCH).exists()
 }
 
 /// The packages of a suite, unpacked.
 pub fn suite(name: &str, packages: &[&str]) -> PathBuf {
     let home = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let root = home.join("target/suite-roots").join(name);
+    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "" };
+    let root =
+        home.join("target/suite-roots").join(if architecture.is_empty() { name.to_owned() } else { format!("{name}-{architecture}") });
+    if is_guest() {
+        return root;
+    }
     // Since these directories were merged, packages contain only the one under usr.
     std::fs::create_dir_all(root.join("usr")).unwrap();
-    let done = Command::new(home.join("scripts/fetch-suite.sh")).current_dir(home).arg(name).arg(&root).args(packages).output().unwrap();
+    let mut fetch = Command::new(FETCH);
+    let done = fetch.current_dir(home).env("ARCHITECTURE", architecture).arg(name).arg(&root).args(packages).output().unwrap();
     assert!(done.status.success(), "cannot fetch {packages:?} of {name}: {}", String::from_utf8_lossy(&done.stderr));
     for merged in ["lib", "lib64"] {
         if !root.join(merged).exists() {
@@ -95,25 +110,32 @@ pub fn all() -> Vec<Place> {
         preload,
     };
     let with = |more: &[&'static str]| -> Vec<&'static str> { C_LIBRARY.into_iter().chain(more.iter().copied()).collect() };
-    let own = |library: &str| Some(Path::new(LIB_DIR).join(library));
-    let of = |root: &Path, library: &str| Some(root.join("usr/lib/x86_64-linux-gnu").join(library));
+    let of = |root: &Path, library: &str| Some(root.join(&LIB_DIR[1..]).join(library));
     let bullseye = suite("bullseye", &with(&["libjemalloc2", "libstdc++6"]));
     let trixie = suite("trixie", &with(&["libjemalloc2", "libmimalloc3", "libtcmalloc-minimal4t64", "libstdc++6"]));
     let sid = suite("sid", &with(&[]));
+    // bookworm's are those of this machine. Where programs are cross-compiled, no machine has them.
+    let is_own = cfg!(target_arch = "x86_64");
+    let bookworm = if is_own {
+        PathBuf::from("/")
+    } else {
+        suite("bookworm", &with(&["libjemalloc2", "libmimalloc2.0", "libtcmalloc-minimal4", "libstdc++6"]))
+    };
+    let bookworm_c = if is_own { Toolchain::Own } else { Toolchain::Sysroot(bookworm.clone()) };
     let (bullseye_c, trixie_c, sid_c) = (Toolchain::Sysroot(bullseye.clone()), Toolchain::Sysroot(trixie.clone()), Toolchain::Sysroot(sid));
     vec![
         place("glibc 2.31", &bullseye_c, None),
-        place("glibc 2.36", &Toolchain::Own, None),
+        place("glibc 2.36", &bookworm_c, None),
         place("glibc 2.41", &trixie_c, None),
         place("glibc of sid", &sid_c, None),
         place("musl, dynamic", &Toolchain::Musl { is_static: false }, None),
         place("musl, static", &Toolchain::Musl { is_static: true }, None),
         place("jemalloc 5.2.1", &bullseye_c, of(&bullseye, "libjemalloc.so.2")),
-        place("jemalloc 5.3.0", &Toolchain::Own, own("libjemalloc.so.2")),
+        place("jemalloc 5.3.0", &bookworm_c, of(&bookworm, "libjemalloc.so.2")),
         place("jemalloc of trixie", &trixie_c, of(&trixie, "libjemalloc.so.2")),
-        place("tcmalloc 2.10", &Toolchain::Own, own("libtcmalloc_minimal.so.4")),
+        place("tcmalloc 2.10", &bookworm_c, of(&bookworm, "libtcmalloc_minimal.so.4")),
         place("tcmalloc of trixie", &trixie_c, of(&trixie, "libtcmalloc_minimal.so.4")),
-        place("mimalloc 2.0", &Toolchain::Own, own("libmimalloc.so.2")),
+        place("mimalloc 2.0", &bookworm_c, of(&bookworm, "libmimalloc.so.2")),
         place("mimalloc 3", &trixie_c, of(&trixie, "libmimalloc.so.3")),
     ]
 }

@@ -127,7 +127,7 @@ pub fn go_program() -> PathBuf {
 }
 
 /// Runs the compiler unless the output of the same sources and command exists. `env` is added to the environment.
-fn compile(compiler: &str, args: &[String], source: &Path, name: &str, env: &[(&str, &str)]) -> PathBuf {
+pub fn compile(compiler: &str, args: &[String], source: &Path, name: &str, env: &[(&str, &str)]) -> PathBuf {
     let out = output_dir().join(name);
     let key_file = output_dir().join(format!("{name}.key"));
     // Other tests of this run, and of another run, may build the same program.
