@@ -9,6 +9,8 @@
 # arm64 is the kernel of trixie for arm64, arm64-16k the same with pages of 16 KiB, arm64-64k Ubuntu's with pages of 64 KiB,
 # arm64-bookworm an older one, arm64-backports and arm64-sid newer ones (scripts/matrix/arm64.sh); their tests are plan-arm64.
 #
+# A kernel that is not named keeps its columns in the tables.
+#
 # Emulation (TCG), not KVM: nested virtualisation does not boot stock kernels everywhere, and this takes some minutes per kernel.
 # GUESTS=2 at a time, GUEST_SECONDS=1800 at most each.
 set -euo pipefail

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/kernels.md from the logs of kernel-matrix.sh.
 
-usage: table.py LOG... (one a kernel). The tables of an architecture without a log stay as they are; a kernel of the others without one
-loses its column.
+usage: table.py LOG... (one a kernel). A kernel without a log keeps its column, unless there is one of the same kind and version.
 """
 import json
 import os
@@ -137,11 +136,52 @@ def tables(runs, before):
     return lines, changes
 
 
+def parsed(block):
+    """The sentences by kernel; each table's first line, second line, and cells by kernel and row; and the other lines."""
+    sentences, parts, others = {}, [], []
+    for line in block.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if sentence := re.match(r"- \*\*(\S+)\*\*: ", line):
+            sentences[sentence[1]] = line
+        elif not line.startswith("|"):
+            others += [line] * bool(line)
+        elif cells[0] in ("", "test", "program"):
+            parts.append({"title": cells[0], "kernels": cells[1:], "rows": {}})
+        elif cells[0] == "---":
+            parts[-1]["rule"] = cells[-1]
+        else:
+            parts[-1]["rows"][cells[0]] = dict(zip(parts[-1]["kernels"], cells[1:]))
+    return sentences, parts, others
+
+
+def kind(kernel):
+    """Kernels of which the matrix has one: of a version and a flavour."""
+    return tuple(number(kernel)), re.sub(r"\d+", "", kernel)
+
+
+def merged(new, old):
+    """The new lines with the columns of kernels that only the old ones have."""
+    (sentences, parts, others), (old_sentences, old_parts, _) = parsed(new), parsed(old)
+    kinds = {kind(kernel) for kernel in sentences}
+    kept = {kernel: line for kernel, line in old_sentences.items() if kind(kernel) not in kinds}
+    sentences = sentences | kept
+    lines = [sentences[kernel] for kernel in sorted(sentences, key=lambda kernel: (number(kernel), kernel))]
+    for part in parts:
+        before = next((one for one in old_parts if one["title"] == part["title"]), {"kernels": [], "rows": {}})
+        kernels = part["kernels"] + [kernel for kernel in before["kernels"] if kernel in kept]
+        kernels.sort(key=lambda kernel: (number(kernel), kernel))
+        lines += ["", row([part["title"], *kernels]), row(["---"] + [part["rule"]] * len(kernels))]
+        for name in list(part["rows"]) + [name for name in before["rows"] if name not in part["rows"]]:
+            cells = before["rows"].get(name, {}) | part["rows"].get(name, {})
+            cells = [cells.get(kernel, "not run" if part["title"] == "test" else "") for kernel in kernels]
+            lines += [row([name, *cells])] if set(cells) - {"not run", ""} else []
+    return "\n".join(lines + others)
+
+
 def main():
     runs = sorted((read(path) for path in sys.argv[1:]), key=lambda run: number(run["kernel"]))
     text = open(DOCUMENT, encoding="utf-8").read()
     before = counts_before(text)
-    # An architecture without logs keeps its tables.
     for architecture in ("x86-64", "arm64"):
         own = [run for run in runs if ("arm64" in run["kernel"]) == (architecture == "arm64")]
         if not own:
@@ -149,8 +189,8 @@ def main():
         lines, changes = tables(own, before)
         begin, end = f"<!-- make kernel-matrix writes {architecture} from here -->\n", "<!-- to here -->\n"
         head, rest = text.split(begin)
-        _, tail = rest.split(end, 1)
-        text = head + begin + "\n".join(lines) + "\n" + end + tail
+        old, tail = rest.split(end, 1)
+        text = head + begin + merged("\n".join(lines), old) + "\n" + end + tail
         for change in changes:
             print(change)
     open(DOCUMENT, "w", encoding="utf-8").write(text)

@@ -92,7 +92,7 @@ pub fn suite(name: &str, packages: &[&str]) -> PathBuf {
     let done = fetch.current_dir(home).env("ARCHITECTURE", architecture).arg(name).arg(&root).args(packages).output().unwrap();
     assert!(done.status.success(), "cannot fetch {packages:?} of {name}: {}", String::from_utf8_lossy(&done.stderr));
     for merged in ["lib", "lib64"] {
-        if !root.join(merged).exists() {
+        if root.join("usr").join(merged).exists() && !root.join(merged).exists() {
             std::os::unix::fs::symlink(format!("usr/{merged}"), root.join(merged)).unwrap();
         }
     }
