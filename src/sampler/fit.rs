@@ -18,6 +18,7 @@ use object::{LittleEndian, ReadCache};
 use thiserror::Error;
 
 use super::library::Flavour;
+use crate::allocator::in_file;
 use crate::process::elf::{Elf, ElfError};
 
 /// Maximum number of nested script interpreters: the kernel's own limit (`BINPRM_MAX_RECURSION`, 4) and the last one's program.
@@ -30,9 +31,6 @@ const SEGMENTS_MAX: usize = 1024;
 const INTERPRETER_BYTES_MAX: u64 = 4096;
 /// Maximum number of objects that a program loads. Large desktop programs have about 300.
 const OBJECTS_MAX: usize = 4096;
-/// Entry points of allocators that are linked into a program under names of their own, which cannot be interposed.
-const PREFIXED: [&[u8]; 7] =
-    [b"_rjem_malloc", b"je_malloc", b"_rjem_je_malloc_default", b"mi_malloc", b"tc_malloc", b"rpmalloc", b"sn_rust_alloc"];
 /// The sanitizers' start functions, in a program that has a sanitizer linked in.
 const SANITIZERS: [&[u8]; 5] = [b"__asan_init", b"__tsan_init", b"__msan_init", b"__hwasan_init", b"__lsan_init"];
 /// Prefixes of the names of their libraries.
@@ -56,22 +54,22 @@ pub(super) struct Linked {
     pub(super) own_malloc: bool,
     /// The name of a sanitizer's start function.
     pub(super) sanitizer: Option<String>,
-    /// The name of an entry point of an allocator under a name of its own.
-    pub(super) prefixed: Option<String>,
+    /// An allocator whose functions have names of their own, which cannot be interposed.
+    pub(super) other: Option<&'static str>,
 }
 
 impl Linked {
     /// Reads it from the program's symbols.
     pub(super) fn of(elf: &Elf<File>) -> Self {
-        let mut linked = Self::default();
+        let found = in_file::identify(elf);
+        let mut linked = Self { other: found.functions.first().map(|function| function.allocator.name()), ..Self::default() };
         elf.for_each_function(|function| {
-            let name = || Some(String::from_utf8_lossy(function.name).into_owned());
             linked.own_malloc |= function.exported && function.name == b"malloc";
             if SANITIZERS.contains(&function.name) {
-                linked.sanitizer = name();
+                linked.sanitizer = Some(String::from_utf8_lossy(function.name).into_owned());
             }
-            if PREFIXED.contains(&function.name) {
-                linked.prefixed = name();
+            if function.name == b"rpmalloc" {
+                linked.other = Some("rpmalloc");
             }
         });
         linked
@@ -239,14 +237,14 @@ fn check_privileges(path: &Path) -> Result<(), Unfit> {
 
 /// Refuses sanitizers and a malloc of the program's own; returns other allocations that will not be seen.
 fn check_functions(elf: &Elf<File>, path: &Path) -> Result<Vec<String>, Unfit> {
-    let Linked { own_malloc, sanitizer, prefixed } = Linked::of(elf);
+    let Linked { own_malloc, sanitizer, other } = Linked::of(elf);
     if let Some(name) = sanitizer {
         return Err(Unfit::Sanitizer { path: path.to_owned(), name });
     }
     if own_malloc {
         return Err(Unfit::OwnMalloc { path: path.to_owned() });
     }
-    Ok(prefixed
+    Ok(other
         .map(|name| format!("it has an allocator linked in ({name}), whose allocations are not seen; fragprof record sees them"))
         .into_iter()
         .collect())

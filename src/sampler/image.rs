@@ -176,7 +176,7 @@ pub fn examine_with(root: &Root, command: &[OsString], search: &str, check: Hidd
     let libc = Libc::of_linker(&linker).ok_or_else(|| refused("neither glibc's nor musl's"))?;
     let (found_linker, _) = root.open(&linker).map_err(|_| refused("missing"))?;
     check(&found_linker.path)?;
-    let Linked { own_malloc, sanitizer, prefixed } = Linked::of(&elf);
+    let Linked { own_malloc, sanitizer, other } = Linked::of(&elf);
     let needed = elf.dynamic().needed;
     let library = |names: &[&str]| needed.iter().find(|name| names.iter().any(|start| name.starts_with(start))).cloned();
     if let Some(name) = sanitizer.or_else(|| library(&SANITIZER_LIBRARIES)) {
@@ -186,7 +186,7 @@ pub fn examine_with(root: &Root, command: &[OsString], search: &str, check: Hidd
         return Err(ImageUnfit::OwnMalloc(path));
     }
     let mut doubts = Vec::new();
-    if let Some(name) = prefixed {
+    if let Some(name) = other {
         doubts.push(format!("it has an allocator linked in ({name}), whose allocations are not seen"));
     }
     if elf.is_go() {

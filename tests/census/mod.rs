@@ -6,7 +6,7 @@ mod glibc;
 mod google_tcmalloc;
 mod hostile;
 mod mimalloc;
-mod others;
+pub(crate) mod others;
 mod postgres;
 mod proof;
 mod python;

@@ -132,7 +132,7 @@ fn jemallocs_decay_times_are_read_whatever_they_are() {
 #[test]
 fn jemalloc_linked_in_with_a_prefix_is_counted_as_it_counts_itself() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let mut target = Target::start_on_small_pages(&mut Command::new(prefixed(directory.path())));
+    let mut target = Target::start_on_small_pages(&mut Command::new(prefixed(directory.path(), &["-s", "-static"])));
     assert_equal_to_jemallocs_account(&mut target, "mix", "static, je_");
     let taken = target.census(Level::Full);
     let allocators: Vec<&str> = taken.census.heaps.iter().map(|heap| heap.allocator.name()).collect();
@@ -140,7 +140,7 @@ fn jemalloc_linked_in_with_a_prefix_is_counted_as_it_counts_itself() {
 }
 
 /// `heaps.c` with Debian's static library, whose functions are renamed.
-fn prefixed(directory: &Path) -> PathBuf {
+pub(crate) fn prefixed(directory: &Path, flags: &[&str]) -> PathBuf {
     const NAMES: [&str; 8] = ["malloc", "calloc", "realloc", "free", "memalign", "posix_memalign", "malloc_usable_size", "mallctl"];
     const ALSO: [&str; 2] = ["aligned_alloc", "valloc"];
     let archive = directory.join("libjemalloc-prefixed.a");
@@ -152,9 +152,14 @@ fn prefixed(directory: &Path) -> PathBuf {
     assert!(made.status.success(), "install libjemalloc-dev: {}", String::from_utf8_lossy(&made.stderr));
     let program = directory.join("heaps-prefixed");
     let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-w", "-s", "-static", "-o"]).arg(&program);
+    compiler.args(["-O1", "-w"]).args(flags).arg("-o").arg(&program);
     compiler.args(NAMES.iter().map(|name| format!("-D{name}=je_{name}")));
-    compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/census/heaps.c")).arg(&archive).args(["-lpthread", "-ldl", "-lm"]);
+    compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/census/heaps.c")).arg(&archive).args([
+        "-lpthread",
+        "-ldl",
+        "-lm",
+        "-lstdc++",
+    ]);
     let built = compiler.output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     program

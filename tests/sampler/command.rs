@@ -7,6 +7,7 @@ use std::path::Path;
 use fragprof::sampler::library::Flavour;
 
 use super::programs::{Libraries, compile};
+use crate::census::others::prefixed;
 use crate::support::build::{LIB_DIR, Link, program};
 use crate::support::process::{Done, run};
 use crate::support::recording::fragprof;
@@ -86,6 +87,15 @@ fn a_program_with_its_own_malloc_is_refused() {
     let program = program("speed", Link::TcmallocInside);
     let said = refused(&["--", program.to_str().unwrap()]);
     assert!(said.contains("has malloc linked in"), "{said}");
+}
+
+/// As Rust programs do: its calls do not go through the dynamic linker.
+#[test]
+fn an_allocator_that_a_program_has_under_other_names_is_named() {
+    let libraries = Libraries::new();
+    let program = prefixed(libraries.folder(), &[]);
+    let done = run_with(&["--", program.to_str().unwrap()], &[]);
+    assert!(done.status.success() && done.err.contains("it has an allocator linked in (jemalloc)"), "{}", done.err);
 }
 
 #[test]
