@@ -49,7 +49,9 @@ def read(path):
     except json.JSONDecodeError:
         # It was stopped before `fragprof doctor` had finished.
         answers, ended = None, False
-    return {"kernel": kernel, "page": answers, "tests": tests, "noise": noise, "ended": ended}
+    # Not all kernels name it.
+    architecture = "arm64" if os.path.basename(path).startswith("arm64") else "x86-64"
+    return {"kernel": kernel, "architecture": architecture, "page": answers, "tests": tests, "noise": noise, "ended": ended}
 
 
 def row(cells):
@@ -183,7 +185,7 @@ def main():
     text = open(DOCUMENT, encoding="utf-8").read()
     before = counts_before(text)
     for architecture in ("x86-64", "arm64"):
-        own = [run for run in runs if ("arm64" in run["kernel"]) == (architecture == "arm64")]
+        own = [run for run in runs if run["architecture"] == architecture]
         if not own:
             continue
         lines, changes = tables(own, before)
