@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the test programs with every C library and allocator (tests/matrix/), and writes the tables of docs/allocators.md.
 #   allocator-matrix.sh [x86-64 | arm64]...     default: both; arm64 in emulation
+# PLACES='musl;Rust' runs only rows with one of these in their name, and leaves the others as they are.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- x86-64 arm64

@@ -36,6 +36,8 @@ done
 # The allocators, and what static programs are linked with.
 others=$kernels/others-arm64
 scripts/fetch-suite.sh bookworm "$others" libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 musl musl-dev
+# Without it programs would be linked with the static library, and have a dynamic linker all the same.
+ln -sfr "$others/lib/aarch64-linux-musl/libc.so" "$others/usr/lib/aarch64-linux-musl/libc.so"
 
 executable() {
 	cargo test --quiet --no-run --test integration "$@" --message-format=json | python3 -c 'import json,sys
@@ -54,7 +56,8 @@ sed "s,/usr/\(include\|lib\)/aarch64-linux-musl,$PWD/$others&,g" "$others/usr/li
 # With signed return addresses and landing pads, as Debian builds its own programs from trixie on.
 printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc -mbranch-protection=standard "$@"\n' >"$compilers/cc"
 printf '#!/bin/sh\nexec aarch64-linux-gnu-g++ -mbranch-protection=standard "$@"\n' >"$compilers/g++"
-printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc "$@" -specs %s\n' "$PWD/$compilers/musl-gcc.specs" >"$compilers/musl-gcc"
+# libgcc's functions for atomic operations need one that musl's shared library does not export.
+printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc -mno-outline-atomics "$@" -specs %s\n' "$PWD/$compilers/musl-gcc.specs" >"$compilers/musl-gcc"
 chmod +x "$compilers"/{cc,g++,musl-gcc}
 compile() {
 	# Programs of this machine, which build scripts of crates are, have another compiler.
@@ -119,7 +122,7 @@ ROOT=$PWD
 TEST_SECONDS=$seconds
 INTEGRATION=$integration
 FRAGPROF=$fragprof
-export CI=true FRAGPROF_CORES_WRITTEN=/tmp/cores FRAGPROF_CORES_READ=/matrix/cores
+export ${PLACES:+PLACES='$PLACES'} CI=true FRAGPROF_CORES_WRITTEN=/tmp/cores FRAGPROF_CORES_READ=/matrix/cores
 END
 	cp -r "$out/cores-x86_64" "$root/matrix/cores"
 	(cd "$root" && find . -print0 | cpio --null --quiet -o -H newc) | gzip -1 >"$root.gz"
