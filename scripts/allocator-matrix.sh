@@ -21,6 +21,7 @@ own() {
 
 emulated() {
 	log=target/kernel-matrix/arm64-allocators.log
+	rm -f "$log" # that of an earlier run
 	scripts/matrix/arm64.sh arm64-allocators && grep -q "@@ test ok $test" "$log"
 }
 
@@ -31,6 +32,7 @@ for architecture in "$@"; do
 	arm64) emulated || result=1 ;;
 	*) echo "no such architecture: $architecture" >&2 && exit 2 ;;
 	esac
+	[ -e "$log" ] || { echo "no guest was booted: see above" >&2 && exit 1; }
 	python3 scripts/matrix/allocators.py "$log" "$architecture"
 	[ "$result" -eq 0 ] || grep -oP '@@cell\t.*\twrong\t.*' "$log" >&2 || echo "see $log" >&2
 	status=$((status | result))
