@@ -319,6 +319,23 @@ mod tests {
         Ok((events, reader.has_ended()))
     }
 
+    /// Accounts write out the events before them, so that no chunk of these is ever complete.
+    #[test]
+    fn a_trace_ends_at_its_limit_however_often_its_events_are_written_out() {
+        let mut out = Vec::new();
+        let mut writer = Writer::new(&mut out, &Header::default(), 4096).unwrap();
+        for block in 1..5000 {
+            writer.alloc((1, block), block << 4, block, block, How::default()).unwrap();
+            if block % 10 == 0 {
+                writer.account(&Account::default()).unwrap();
+            }
+        }
+        let end = writer.finish(&NamesWriter::default().finish(), &[]).unwrap().0;
+        assert_eq!(end.cut_short, "the file has 0 MiB, its limit");
+        assert_eq!(read(&out).unwrap().0.len() as u64, end.events);
+        assert!(end.events < 1000, "{} events", end.events);
+    }
+
     proptest! {
         #[test]
         fn what_was_written_is_read(steps in steps()) {

@@ -296,13 +296,6 @@ impl<W: Write> Writer<W> {
         stacks.into_iter().map(|(_, hash)| hash).collect()
     }
 
-    /// No further event is written, for this reason.
-    fn cut(&mut self, reason: &str) {
-        if self.end.cut_short.is_empty() {
-            reason.clone_into(&mut self.end.cut_short);
-        }
-    }
-
     /// Ends the trace, and returns what it contains and its bytes.
     ///
     /// # Errors
@@ -331,7 +324,7 @@ impl<W: Write> Writer<W> {
     }
 
     fn push(&mut self, thread: u32, time_ns: u64, op: Op) -> io::Result<()> {
-        if !self.end.cut_short.is_empty() {
+        if self.is_full() {
             return Ok(());
         }
         self.last_ns = self.last_ns.max(time_ns);
@@ -349,7 +342,6 @@ impl<W: Write> Writer<W> {
         self.encode(thread, op, number);
         if self.contents.len() >= CHUNK_BYTES {
             self.flush()?;
-            self.is_full();
         }
         Ok(())
     }
@@ -357,8 +349,8 @@ impl<W: Write> Writer<W> {
     /// Whether the file has reached its limit; then the trace ends here.
     fn is_full(&mut self) -> bool {
         let is_full = self.written >= self.bytes_max;
-        if is_full {
-            self.cut(&format!("the file has {} MiB, its limit", self.written >> 20));
+        if is_full && self.end.cut_short.is_empty() {
+            self.end.cut_short = format!("the file has {} MiB, its limit", self.written >> 20);
         }
         is_full
     }
