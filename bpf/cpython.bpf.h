@@ -53,7 +53,7 @@ struct fp_python_walk {
 	struct fp_python layout;
 	__u64 native_hash;      /* the hash of the native walk */
 	__u64 hash;             /* the hash of both */
-	__u64 self;             /* the thread's own pointer */
+	__u64 self;             /* the thread pointer */
 	__u64 threads[FP_PYTHON_THREADS_MAX]; /* the thread's states: of the newest interpreter first */
 	__u64 frame;            /* to be read next */
 	__u64 cframe;
@@ -264,7 +264,7 @@ static __always_inline bool fp_python_next_thread(struct fp_python_walk *python)
 	if (bpf_probe_read_user(python->code, FP_PYTHON_THREAD_BYTES,
 				(void *)python->threads[python->read & (FP_PYTHON_THREADS_MAX - 1)]))
 		return false;
-	if (fp_code_word(python, layout->thread_id) != python->self)
+	if (!fp_is_thread_self(fp_code_word(python, layout->thread_id), python->self))
 		return false;
 	python->read += 1;
 	python->call_begin = python->len;
@@ -332,7 +332,7 @@ static long fp_python_search(__u32 i, struct fp_python_loop *loop)
 		python->interpreter = fp_user_word(python->interpreter + python->layout.interpreter_next);
 		return 0;
 	}
-	if (fp_user_word(python->searched + python->layout.thread_id) == python->self) {
+	if (fp_is_thread_self(fp_user_word(python->searched + python->layout.thread_id), python->self)) {
 		python->threads[python->found & (FP_PYTHON_THREADS_MAX - 1)] = python->searched;
 		python->found += 1;
 		python->searched = 0;

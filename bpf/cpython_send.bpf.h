@@ -75,7 +75,7 @@ __noinline int fp_python_take(struct fp_walk *walk)
 		python->walks += 1;
 		python->mm_id = walk->mm_id;
 	}
-	fp_python_add(walk, python, FP_THREAD_SELF(bpf_get_current_task_btf()));
+	fp_python_add(walk, python, FP_THREAD_POINTER(bpf_get_current_task_btf()));
 	return python->end >= FP_PYTHON_END_UNREADABLE;
 }
 

@@ -16,12 +16,12 @@
  *
  *   [bp + 8]   return address
  *   [bp]       caller's bp
- *   [bp - 8]   the caller's sp before it made room for locals
+ *   [bp - 8]   the caller's sp before it made room for locals; arm64: may be below bp (FP_INTERPRETED_OVERLAPS)
  *   [bp - 24]  Method
- *   [bp - 64]  address of the bytecode; JDK 8: [bp - 56]
+ *   [bp - 64]  address of the bytecode; arm64: [bp - 72]; JDK 8: [bp - 56]
  *
- * The other slots of interpreted frames are the same in JDK 8 to 25 (frame_x86.hpp, interpreter_frame_*_offset); all else is in struct
- * fp_hotspot.
+ * The other slots of interpreted frames are the same in JDK 8 to 25 and on both machines (frame_x86.hpp and frame_aarch64.hpp,
+ * interpreter_frame_*_offset), and so is what lies below the caller's stack pointer; all else is in struct fp_hotspot.
  *
  * What was found for a return address is kept for all threads, and holds as long as the tables' generation (a second at most) and the
  * compilation's number are the same: HotSpot gives each code that it compiles another one. So frames of methods are mostly known; what is left
@@ -44,9 +44,6 @@
 /* From bp to the words of an interpreted frame. */
 #define FP_INTERPRETED_SENDER 8
 #define FP_INTERPRETED_METHOD 24
-
-/* Where the interpreter has the bytecode's address while it executes: r13. */
-#define FP_INTERPRETER_REGISTER 13
 
 /* The record of the JVM whose code the walk has reached. */
 static __always_inline const struct fp_hotspot *fp_hotspot_of(struct fp_walk *walk)
@@ -179,7 +176,7 @@ static __always_inline void fp_keep_code(const struct fp_walk *walk, __u64 word,
 static __always_inline __u64 fp_interpreted_word(__u64 method, __u64 bytecode)
 {
 	return (__u64)FP_FRAME_KIND_JAVA_INTERPRETED << FP_FRAME_KIND_BIT |
-	       (method >> 3 & ((1ULL << (FP_FRAME_KIND_BIT - FP_FRAME_BYTECODE_BITS)) - 1)) << FP_FRAME_BYTECODE_BITS |
+	       (method >> 3 & ((1ULL << FP_FRAME_METHOD_BITS) - 1)) << FP_FRAME_BYTECODE_BITS |
 	       (bytecode & ((1ULL << FP_FRAME_BYTECODE_BITS) - 1));
 }
 
@@ -200,6 +197,9 @@ static __always_inline bool fp_read_interpreted(struct fp_walk *walk, __u64 bp, 
 	    !fp_read_word(walk, bp - FP_INTERPRETED_METHOD, &method) || !fp_read_word(walk, bp - FP_INTERPRETED_SENDER, &frame->sender) ||
 	    !fp_read_word(walk, bp, &frame->bp) || !fp_read_word(walk, bp + 8, &frame->pc))
 		return false;
+	/* Such a caller is interpreted, and its own frame is found by bp. */
+	if (FP_INTERPRETED_OVERLAPS && frame->sender <= bp && bp - frame->sender <= FP_FRAME_BYTES_MAX)
+		frame->sender = bp + 16;
 	frame->word = fp_interpreted_word(method, bytecode);
 	return true;
 }

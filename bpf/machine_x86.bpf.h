@@ -105,6 +105,11 @@ static __always_inline bool fp_is_signal_return_code(const __u64 *code)
 	       (code[0] & 0x00ffffffffffffffULL) == 0x00050f0000000fb8ULL;
 }
 
+/* Where HotSpot's interpreter has the bytecode's address while it executes (rbcp): r13. */
+#define FP_INTERPRETER_REGISTER 13
+/* An interpreted method's frame lies below its caller's stack pointer. */
+#define FP_INTERPRETED_OVERLAPS 0
+
 /* Keeps the registers that rules may name in addition to rbp and rsp. */
 static __always_inline void fp_keep_registers(__u64 *leaf, struct pt_regs *regs)
 {
@@ -124,8 +129,13 @@ static __always_inline void fp_keep_registers(__u64 *leaf, struct pt_regs *regs)
 	leaf[15] = regs->r15;
 }
 
-/* What pthread_self returns: glibc and musl have their descriptor of a thread where its pointer is. */
-#define FP_THREAD_SELF(task) ((task)->thread.fsbase)
+/* The thread pointer, and whether pthread_self returns this there: glibc and musl have a thread's descriptor where its pointer is. */
+#define FP_THREAD_POINTER(task) ((task)->thread.fsbase)
+
+static __always_inline bool fp_is_thread_self(__u64 word, __u64 pointer)
+{
+	return word == pointer;
+}
 
 #ifndef FP_HOST
 #define FP_LOAD(regs, field) FP_LOAD_AT(regs, __builtin_offsetof(struct pt_regs, field))

@@ -3,7 +3,7 @@
 #ifndef FRAGPROF_STACK_BPF_H
 #define FRAGPROF_STACK_BPF_H
 
-#if !defined(FP_LEGACY) && defined(__TARGET_ARCH_x86)
+#ifndef FP_LEGACY
 #include "cpython_send.bpf.h"
 #endif
 #include "maps.bpf.h"
@@ -37,7 +37,7 @@ static __always_inline void fp_define_stack(struct fp_walk *walk, struct fp_targ
 	ring = fp_ring_of(target);
 	if (!ring)
 		return;
-#if !defined(FP_LEGACY) && defined(__TARGET_ARCH_x86)
+#ifndef FP_LEGACY
 	if (walk->python && !fp_python_send(walk, target, slot, ring)) {
 		fp_lost(target, FP_CNT_LOST_STACK);
 		return;
@@ -90,7 +90,7 @@ static __always_inline void fp_walk_stack(struct fp_walk *walk, struct pt_regs *
 {
 	unwind_into(walk, regs, (__u32)target->mm_id, entry_sp);
 	fp_count_walk(walk, target->shard);
-#if !defined(FP_LEGACY) && defined(__TARGET_ARCH_x86)
+#ifndef FP_LEGACY
 	if (walk->python && fp_python_take(walk))
 		fp_count(target, FP_CNT_PYTHON_UNREAD);
 #endif

@@ -83,7 +83,7 @@ static __always_inline enum fp_repeat fp_repeat_step(struct fp_walk *walk)
 	caller_word = *fp_word_at(walk, half, at + 1);
 	caller_sp = fp_sp_of(walk, half, caller);
 	caller_bp = caller->bp;
-	if (FP_FRAME_KIND(word) == FP_FRAME_KIND_JAVA_INTERPRETED) {
+	if (FP_FRAME_IS_INTERPRETED(word)) {
 		pc = fp_repeat_interpreted(walk, half, at);
 	} else {
 		if (!fp_read_return(walk, walk->registers == FP_REGS_LEAF, caller_sp, bp_at, &pc))
@@ -137,7 +137,7 @@ static long fp_verify_loop(__u32 i, struct fp_verify_loop *loop)
 	}
 	word = *fp_word_at(walk, walk->now, i);
 	caller_word = *fp_word_at(walk, walk->now, i + 1);
-	if (FP_FRAME_KIND(word) == FP_FRAME_KIND_JAVA_INTERPRETED) {
+	if (FP_FRAME_IS_INTERPRETED(word)) {
 		loop->other_bp = 0;
 		return !fp_is_word_of(walk, caller_word, fp_code_address(fp_repeat_interpreted(walk, walk->now, i)));
 	}

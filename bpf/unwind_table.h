@@ -205,7 +205,7 @@ struct fp_python {
 	unsigned int interpreter_next;
 	unsigned int interpreter_threads;
 	unsigned int thread_next;
-	unsigned int thread_id;           /* the thread's own pointer, as pthread_self has it */
+	unsigned int thread_id;           /* what pthread_self returns */
 	unsigned int thread_frame;        /* of the innermost frame */
 	unsigned int thread_cframe;
 	unsigned int cframe_frame;

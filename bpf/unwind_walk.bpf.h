@@ -134,6 +134,7 @@ static __always_inline bool fp_is_word_of(const struct fp_walk *walk, __u64 word
 	case FP_FRAME_KIND_JAVA_COMPILED:
 		return walk->code_begin + (word & ((1ULL << FP_FRAME_CODE_BITS) - 1)) == pc;
 	case FP_FRAME_KIND_JAVA_INTERPRETED:
+	case FP_FRAME_KIND_JAVA_INTERPRETED_HIGH:
 		return pc - walk->interpreter_begin < walk->interpreter_end - walk->interpreter_begin;
 	default:
 		return (word & FP_FRAME_ADDR_MASK) == pc;
@@ -143,7 +144,7 @@ static __always_inline bool fp_is_word_of(const struct fp_walk *walk, __u64 word
 /* The flags in a frame word. */
 static __always_inline __u64 fp_flags_of(__u64 word)
 {
-	return FP_FRAME_KIND(word) == FP_FRAME_KIND_JAVA_INTERPRETED ? 0 : word & (0xfULL << FP_FRAME_ADDR_BITS);
+	return FP_FRAME_IS_INTERPRETED(word) ? 0 : word & (0xfULL << FP_FRAME_ADDR_BITS);
 }
 
 /* Reads the word at addr of the stack. */

@@ -51,12 +51,16 @@ struct signal_struct {
 struct thread_struct {
 	unsigned long fsbase;
 };
+#elif defined(__TARGET_ARCH_arm64)
+struct thread_struct {
+	struct {
+		unsigned long tp_value;
+	} uw;
+};
 #endif
 
 struct task_struct {
-#if defined(__TARGET_ARCH_x86)
 	struct thread_struct thread;
-#endif
 	unsigned int flags;
 	unsigned int ptrace;
 	struct {

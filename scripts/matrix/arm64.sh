@@ -26,12 +26,15 @@ declare -A suites=(
 	[arm64-sid]='sid linux-binary-*-cloud-arm64 trixie'
 )
 declare -A libelf=([bookworm]=libelf1 [trixie]=libelf1t64) python=([bookworm]=python3.11 [trixie]=python3.13)
+declare -A java=([bookworm]=openjdk-17-jre-headless [trixie]='openjdk-21-jre-headless openjdk-25-jre-headless')
 export ARCHITECTURE=arm64
 for suite in "$@"; do
 	read -r from package libraries _ <<<"${suites[$suite]}"
 	scripts/fetch-suite.sh "$from" "$kernels/$suite" "$package"
 	scripts/fetch-suite.sh "$libraries" "$kernels/$libraries-arm64" "${libelf[$libraries]}" libc6 libgcc-s1 libstdc++6 zlib1g libzstd1 busybox-static dash \
 		"${python[$libraries]}-minimal" "lib${python[$libraries]}-minimal" python3-minimal libexpat1
+	[ "$suite" = arm64-allocators ] || # shellcheck disable=SC2086 # names of packages
+		scripts/fetch-suite.sh "$libraries" "$kernels/$libraries-arm64" "lib${python[$libraries]}-stdlib" libffi8 ${java[$libraries]}
 done
 # The allocators, and what static programs are linked with.
 others=$kernels/others-arm64
@@ -96,6 +99,13 @@ make_root() {
 	cp -a "$files"/usr/bin/python3* "$root/bin/"
 	cp -a "$files"/usr/lib/python3* "$root/usr/lib/"
 	mkdir -p "$root/usr/bin" && ln -s /bin/python3 "$root/usr/bin/python3"
+	if [ "$4" != plan-allocators-arm64 ]; then
+		mkdir -p "$root/etc"
+		cp -a "$files/usr/lib/jvm" "$root/usr/lib/"
+		cp -a "$files"/etc/java-* "$root/etc/" # to which links lead
+		from=$(find "$files/usr/lib/jvm" -path '*/bin/java' | sort -V | tail -1)
+		ln -s "${from#"$files"}" "$root/bin/java"
+	fi
 	ln -s aarch64-linux-gnu/ld-linux-aarch64.so.1 "$root/lib/ld-linux-aarch64.so.1"
 	cp -L "$others/lib/ld-musl-aarch64.so.1" "$root/lib/" # musl's loader is also its library
 	mkdir -p "$root$(dirname "$fragprof")" "$root$(dirname "$integration")" "$root$PWD/target/$target/testprogs" "$root$PWD/tests"
@@ -104,7 +114,7 @@ make_root() {
 	find "target/$target/testprogs" -maxdepth 1 -type f -exec cp -a -t "$root$PWD/target/$target/testprogs" {} +
 	mkdir -p "$root$PWD/target/$target/tmp/census"
 	cp -a "target/$target/tmp/census/." "$root$PWD/target/$target/tmp/census/"
-	cp -r --preserve=timestamps tests/testprogs tests/census "$root$PWD/tests/"
+	cp -r --preserve=timestamps tests/testprogs tests/census tests/managed "$root$PWD/tests/"
 	if [ "$4" = plan-allocators-arm64 ]; then
 		# One test for all of them, which needs their libraries.
 		seconds=3600

@@ -24,7 +24,6 @@ use hotspot::{Jvm, Refusal, Starting};
 use memory::ImageMemory;
 
 use crate::bpf::{self, FRAME_KIND_BIT, FrameKind};
-use crate::machine::Machine;
 use crate::process::{Maps, Process};
 use crate::symbol::NamedFrames;
 use crate::units::{StackHash, counted};
@@ -145,13 +144,7 @@ impl Managed {
             PythonState::None(before) if before != files => {}
             PythonState::None(_) | PythonState::Refused(_) | PythonState::Ready(_) => return,
         }
-        let memory = || {
-            let error = |error: &dyn std::fmt::Display| cpython::Refusal::Unreadable(error.to_string());
-            if Machine::HOST != Machine::X86_64 {
-                return Err(error(&"Python frames are read on x86-64 only"));
-            }
-            image_memory(process, maps).map_err(|reason| error(&reason))
-        };
+        let memory = || image_memory(process, maps).map_err(cpython::Refusal::Unreadable);
         self.python = match Python::find(process, maps, memory) {
             None => PythonState::None(files),
             Some(Ok(found)) => PythonState::Ready(Box::new(found)),
@@ -331,9 +324,6 @@ impl Managed {
 }
 
 fn describe(process: &Process, maps: &Maps, library: &crate::process::Mapping) -> Result<(Starting, ImageMemory), Refusal> {
-    if Machine::HOST != Machine::X86_64 {
-        return Err(Refusal::Library("Java frames are walked on x86-64 only".to_owned()));
-    }
     let memory = image_memory(process, maps).map_err(Refusal::Library)?;
     let starting = Starting::read(process, &memory, library)?;
     Ok((starting, memory))

@@ -41,6 +41,25 @@ pub fn flow_at(machine: Machine, code: &[u8], vaddr: u64) -> Flow {
     }
 }
 
+/// Calls `each` with the target of every jump, conditional or not, in code that begins at `vaddr` and is read from its start to its end.
+pub fn for_each_jump(machine: Machine, code: &[u8], vaddr: u64, mut each: impl FnMut(u64)) {
+    let mut note = |flow| {
+        if let Flow::Branch { target, .. } | Flow::Jump(target) = flow {
+            each(target);
+        }
+    };
+    match machine {
+        Machine::X86_64 => {
+            Decoder::with_ip(64, code, vaddr, DecoderOptions::NONE).iter().for_each(|instruction| note(x86_flow(&instruction)))
+        }
+        Machine::Aarch64 => {
+            for (index, word) in code.chunks_exact(4).filter_map(word_of).enumerate() {
+                note(arm64_flow(word, vaddr.wrapping_add(4 * index as u64)));
+            }
+        }
+    }
+}
+
 /// The slot of the global offset table through which the linkage stub at `vaddr` jumps; `None` if `code` is not such a stub.
 #[must_use]
 pub fn stub_slot(machine: Machine, code: &[u8], vaddr: u64) -> Option<u64> {

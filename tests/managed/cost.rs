@@ -81,7 +81,7 @@ fn cost_of_managed_frames() {
     for java in java::all() {
         let directory = TempDir::new().unwrap();
         java::compile(&java, directory.path(), &[java::source("Deep.java")]);
-        let library = java::library(directory.path(), "block.c");
+        let library = java::library("block.c");
         let mut command = java.command(["-XX:CompileCommand=quiet", "-XX:CompileCommand=dontinline,Deep::*"]);
         command.arg(format!("-Dblock={}", library.display())).arg("-cp").arg(directory.path()).arg("Deep");
         let mut program = Program::start(&mut command);

@@ -78,20 +78,27 @@ pub fn compile(java: &Java, directory: &Path, sources: &[PathBuf]) {
     assert!(done.status.success(), "javac failed (install default-jdk-headless):\n{}\n{}", done.out, done.err);
 }
 
+/// A JAR with the programs Probe and Shapes.
+pub fn shapes(java: &Java) -> PathBuf {
+    let sources = [source("Probe.java"), source("Shapes.java")];
+    build::keep(&format!("shapes-{}.jar", java.release()), java.release(), &[&sources[0], &sources[1]], |out| {
+        let classes = tempfile::tempdir().unwrap();
+        compile(java, classes.path(), &sources);
+        let done = run(Command::new("jar").arg("cf").arg(out).arg("-C").arg(classes.path()).arg("."));
+        assert!(done.status.success(), "jar failed:\n{}", done.err);
+    })
+}
+
 /// Compiles a JVMTI agent or JNI library; returns its path.
-pub fn library(directory: &Path, name: &str) -> PathBuf {
-    let javac = std::fs::canonicalize(build::tool("javac").expect("javac is installed")).unwrap();
-    let include = javac.parent().and_then(Path::parent).unwrap().join("include");
-    let out = directory.join(name).with_extension("so");
-    let done = run(Command::new("cc")
-        .args(["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fno-builtin", "-pthread"])
-        .arg("-I")
-        .arg(&include)
-        .arg("-I")
-        .arg(include.join("linux"))
-        .arg(source(name))
-        .arg("-o")
-        .arg(&out));
-    assert!(done.status.success(), "{}", done.err);
-    out
+pub fn library(name: &str) -> PathBuf {
+    let source = source(name);
+    let flags = ["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fno-builtin", "-pthread"];
+    build::keep(&format!("java-{}.so", name.trim_end_matches(".c")), flags, &[&source], |out| {
+        let javac = std::fs::canonicalize(build::tool("javac").expect("javac is installed")).unwrap();
+        let include = javac.parent().and_then(Path::parent).unwrap().join("include");
+        let mut cc = Command::new("cc");
+        cc.args(flags).arg("-I").arg(&include).arg("-I").arg(include.join("linux")).arg(&source).arg("-o").arg(out);
+        let done = run(&mut cc);
+        assert!(done.status.success(), "{}", done.err);
+    })
 }

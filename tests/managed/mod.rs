@@ -1,7 +1,7 @@
 //! Frames of managed runtimes, against what the runtimes themselves say.
 
 mod cost;
-mod java;
+pub mod java;
 mod life;
 mod memory;
 mod node;
@@ -9,6 +9,6 @@ mod proofs;
 pub mod python;
 mod python_life;
 mod python_objects;
-mod python_truth;
+pub mod python_truth;
 mod rocksdb;
-mod truth;
+pub mod truth;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::build;
 use crate::support::process::run;
 
 /// Where this folder's sources are.
@@ -49,13 +50,10 @@ fn python(program: PathBuf) -> Option<Python> {
 }
 
 /// Compiles the library that allocates and calls back.
-pub fn library(directory: &Path) -> PathBuf {
-    let out = directory.join("block.so");
-    let done = run(Command::new("cc")
-        .args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fno-builtin", "-pthread"])
-        .arg(source("block.c"))
-        .arg("-o")
-        .arg(&out));
-    assert!(done.status.success(), "{}", done.err);
-    out
+pub fn library() -> PathBuf {
+    let source = source("block.c");
+    let mut args: Vec<String> =
+        ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fno-builtin", "-pthread"].map(String::from).into();
+    args.push(source.display().to_string());
+    build::compile("cc", &args, &source, "python-block.so", &[])
 }

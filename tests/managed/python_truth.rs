@@ -62,15 +62,15 @@ fn recorded(report: &Value) -> (Sums, (u64, u64)) {
     (sums, named)
 }
 
-/// Runs the program and compares every stack. Returns how many there were.
-fn compare(python: &Python, options: &[&str]) -> u64 {
+/// Runs the program so many rounds and compares every stack. Returns how many there were.
+pub fn compare(python: &Python, options: &[&str], rounds: u32) -> u64 {
     let directory = TempDir::new().unwrap();
     let dir = directory.path();
-    let library = python::library(dir);
+    let library = python::library();
     let truth = dir.join("truth");
     let what = format!("CPython {} ({}) {}", python.version, python.program.display(), options.join(" "));
     let mut command = Command::new(&python.program);
-    command.args(options).arg(python::source("shapes.py")).arg(&library).arg(&truth).arg("30");
+    command.args(options).arg(python::source("shapes.py")).arg(&library).arg(&truth).arg(rounds.to_string());
     let mut process = Process::start_piped(&mut command);
     let mut input = process.input();
     assert!(process.out.wait_for(LIMIT, |line| line == "ready").is_some(), "{what}: {}\n{}", process.out, process.err);
@@ -122,7 +122,7 @@ fn python_stacks_are_those_that_the_interpreter_says_in_function_file_and_line()
     let _one = serial();
     for python in python::all() {
         for options in [&[][..], &["-O", "-X", "dev"]] {
-            let stacks = compare(&python, options);
+            let stacks = compare(&python, options, 30);
             assert!(stacks >= 6000, "{stacks}");
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -71,23 +72,34 @@ fn recorded(report: &Value) -> (Sums, (u64, u64)) {
     (stacks, completeness)
 }
 
-/// Runs the program with options and compares every stack, recorded with options too. Returns how many stacks there were.
-fn compare(java: &Java, options: &[&str], recorder: &[&str], warm: u32, rounds: u32) -> u64 {
+/// In emulation it takes seconds to make the unwind table of libjvm.so, which the first walk that needs it asks for: here that of a block for
+/// the list of threads that the JVM prints.
+fn have_tables_made(process: &Process) {
+    if cfg!(target_arch = "aarch64") {
+        process.signal(rustix::process::Signal::QUIT);
+        std::thread::sleep(Duration::from_secs(20));
+    }
+}
+
+/// Runs the program with options and compares every stack, recorded with options too. `warm`: rounds before it is recorded, `rounds`: those
+/// that are. Returns how many stacks there were.
+pub fn compare(java: &Java, options: &[&str], recorder: &[&str], warm: u32, rounds: u32) -> u64 {
     let directory = TempDir::new().unwrap();
     let dir = directory.path();
-    java::compile(java, dir, &[java::source("Probe.java"), java::source("Shapes.java")]);
-    let agent = java::library(dir, "agent.c");
+    let classes = java::shapes(java);
+    let agent = java::library("agent.c");
     let truth = dir.join("truth");
     let what = format!("JDK {} {}", java.version, options.join(" "));
 
     let mut command = java.command(options);
     command.arg(format!("-agentpath:{}={}", agent.display(), truth.display())).arg(format!("-Dprobe={}", agent.display()));
-    command.arg(format!("-Dwarm={warm}")).arg(format!("-Drounds={rounds}")).arg("-cp").arg(dir).arg("Shapes");
+    command.arg(format!("-Dwarm={warm}")).arg(format!("-Drounds={rounds}")).arg("-cp").arg(classes).arg("Shapes");
     let mut process = Process::start_piped(&mut command);
     let mut input = process.input();
     let ready = process.out.wait_for(4 * LIMIT, |line| line == "ready");
     assert!(ready.is_some(), "{what}: {}\n{}", process.out, process.err);
     let recording = Recording::attach_by(fragprof(), &[process.pid()], recorder);
+    have_tables_made(&process);
     writeln!(input).unwrap();
     let done = process.out.wait_for(4 * LIMIT, |line| line == "done");
     assert!(done.is_some(), "{what}: {}\n{}", process.out, process.err);

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use super::{PROGRAMS, languages, places};
 use crate::census::target::build;
+use crate::managed::{java, python};
 use crate::support::build::{Link, program};
 use crate::support::process::run;
 use crate::support::recording::fragprof;
@@ -50,6 +51,9 @@ fn its_programs_are_compiled() {
     ] {
         build(source, compiler, flags);
     }
+    java::shapes(java::all().last().expect("a JDK is installed"));
+    java::library("agent.c");
+    python::library();
 }
 
 /// The same for the matrix of allocators, with the C libraries that its programs are linked with.

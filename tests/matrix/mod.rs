@@ -6,6 +6,7 @@ mod arm64;
 mod cores;
 mod kernels;
 mod languages;
+mod managed;
 pub mod places;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -128,6 +128,19 @@ pub fn go_program() -> PathBuf {
 
 /// Runs the compiler unless the output of the same sources and command exists. `env` is added to the environment.
 pub fn compile(compiler: &str, args: &[String], source: &Path, name: &str, env: &[(&str, &str)]) -> PathBuf {
+    keep(name, (compiler, args, env), &[source, &sources().join("truth.h")], |out| {
+        let mut command = Command::new(compiler);
+        command.args(args).envs(env.iter().copied());
+        if compiler != "go" {
+            command.arg("-o").arg(out);
+        }
+        let done = command.output().unwrap_or_else(|e| panic!("cannot run {compiler}: {e} (is it installed?)"));
+        assert!(done.status.success(), "{compiler} {args:?} failed:\n{}", String::from_utf8_lossy(&done.stderr));
+    })
+}
+
+/// A file of the output directory, made unless it is there for the same sources, made in the same way.
+pub fn keep(name: &str, way: impl Hash, sources: &[&Path], make: impl FnOnce(&Path)) -> PathBuf {
     let out = output_dir().join(name);
     let key_file = output_dir().join(format!("{name}.key"));
     // Other tests of this run, and of another run, may build the same program.
@@ -135,21 +148,15 @@ pub fn compile(compiler: &str, args: &[String], source: &Path, name: &str, env: 
     lock.lock().expect("the lock can be taken");
 
     let mut hasher = DefaultHasher::new();
-    (compiler, args, env).hash(&mut hasher);
-    for input in [source, &sources().join("truth.h")] {
+    way.hash(&mut hasher);
+    for input in sources {
         fs::read(input).unwrap_or_else(|e| panic!("cannot read {}: {e}", input.display())).hash(&mut hasher);
     }
     let key = format!("{:016x}", hasher.finish());
     if out.exists() && fs::read_to_string(&key_file).is_ok_and(|k| k == key) {
         return out;
     }
-    let mut command = Command::new(compiler);
-    command.args(args).envs(env.iter().copied());
-    if compiler != "go" {
-        command.arg("-o").arg(&out);
-    }
-    let done = command.output().unwrap_or_else(|e| panic!("cannot run {compiler}: {e} (is it installed?)"));
-    assert!(done.status.success(), "{compiler} {args:?} failed:\n{}", String::from_utf8_lossy(&done.stderr));
+    make(&out);
     fs::write(&key_file, key).expect("the key can be written");
     out
 }

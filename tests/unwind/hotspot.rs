@@ -182,8 +182,11 @@ fn assert_frames(stack: &Stack, java: &[u64]) {
 #[test]
 fn every_kind_of_frame_leads_to_its_caller() {
     let host = Host::new(Machine::X86_64);
-    // JDK 8 has the bytecode's address in another slot.
-    for (layout, bytecode_below) in [(OLD, 64), (NEW, 64), (NEW, 56)] {
+    // JDK 8 has the bytecode's address in another slot, and so has arm64, whose metadata lie above 2^47.
+    let java_method = 0x7f40_0000_1008;
+    for (layout, bytecode_below, java_method) in
+        [(OLD, 64, java_method), (NEW, 64, java_method), (NEW, 56, java_method), (NEW, 72, java_method | 1 << 47)]
+    {
         let mut jvm = Jvm::new(layout);
         jvm.record.bytecode_below = bytecode_below;
         let call_stub = jvm.blob(NAME_STUB, 0, 0, 8) + 0x20;
@@ -214,7 +217,7 @@ fn every_kind_of_frame_leads_to_its_caller() {
         let sender = bp + 16 + 0x38;
         frames
             .set(bp - u64::from(bytecode_below), 0x7f40_0001_2345)
-            .set(bp - 24, 0x7f40_0000_1008)
+            .set(bp - 24, java_method)
             .set(bp - 8, sender)
             .set(bp, 0xb3)
             .set(bp + 8, method + 0x30);
@@ -231,7 +234,7 @@ fn every_kind_of_frame_leads_to_its_caller() {
             compiled(wrapper, 77),
             stub(runtime_stub),
             compiled(far, 0x1ff_fff1),
-            interpreted(0x7f40_0000_1008, 0x2345),
+            interpreted(java_method, 0x2345),
             compiled(method + 0x30, 0x1ff_fff1),
             stub(call_stub),
         ];
@@ -245,7 +248,7 @@ fn every_kind_of_frame_leads_to_its_caller() {
         frames.set(bytecode, 0x7f40_0001_2348);
         let (moved, repeated) = walked(&host, &mut thread, &jvm, &frames.recording(STACK + 0x200));
         let mut expected = expected;
-        expected[3] = interpreted(0x7f40_0000_1008, 0x2348);
+        expected[3] = interpreted(java_method, 0x2348);
         assert_frames(&moved, &expected);
         assert!((1..stack.frames.len() as u32).contains(&repeated), "{repeated}");
         let (fresh, _) = walked(&host, &mut host.thread(), &jvm, &frames.recording(STACK + 0x200));

@@ -8,11 +8,18 @@ use crate::bpf::{HOTSPOT_HEAD_BYTES, HOTSPOT_METHOD_BYTES, HOTSPOT_NONE};
 use crate::census::Memory;
 use crate::census::memory::is_user_address;
 use crate::census::runtime::hotspot::structs::{Library, Structs};
+use crate::machine::Machine;
 
-/// The slot of an interpreted frame with the bytecode's address, in bytes below bp (frame_x86.hpp, `interpreter_frame_bcp_offset`; in JDK 8
-/// `interpreter_frame_bcx_offset`: the frame has no slot for the class's mirror).
-const BYTECODE_BELOW: u64 = 64;
-const BYTECODE_BELOW_8: u64 = 56;
+/// The slot of an interpreted frame with the bytecode's address, in bytes below bp (frame_x86.hpp and frame_aarch64.hpp,
+/// `interpreter_frame_bcp_offset`; in JDK 8 `interpreter_frame_bcx_offset`: the frame has no slot for the class's mirror). arm64's frames have
+/// one more slot, which was for their alignment at first and is for the stack pointer since JDK 20.
+const fn bytecode_below(machine: Machine, major: u32) -> u64 {
+    match (machine, major) {
+        (_, ..=8) => 56,
+        (Machine::X86_64, _) => 64,
+        (Machine::Aarch64, _) => 72,
+    }
+}
 
 /// The structures that are described.
 const WANTED: [&str; 22] = [
@@ -253,7 +260,7 @@ impl Layout {
             heap_segment_shift: need("CodeHeap", "_log2_segment_size")?,
             heap_block_bytes: size("HeapBlock")?,
             queue_buffer: need("StubQueue", "_stub_buffer")?,
-            bytecode_below: if major > 8 { BYTECODE_BELOW } else { BYTECODE_BELOW_8 },
+            bytecode_below: bytecode_below(Machine::HOST, major),
             blob_name: need("CodeBlob", "_name")?,
             blob_frame_size: need("CodeBlob", "_frame_size")?,
             blob_code_begin: need("CodeBlob", if relative { "_code_offset" } else { "_code_begin" })?,

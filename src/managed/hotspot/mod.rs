@@ -27,7 +27,7 @@ use self::method::Method;
 use super::memory::ImageMemory;
 use crate::bpf::{
     self, FRAME_ADDRESS_MASK, FRAME_BYTECODE_BITS, FRAME_CODE_BITS, FRAME_COMPILE_BITS, FRAME_EXACT, FRAME_GUESSED, FRAME_KIND_BIT,
-    FrameKind, MappingKind,
+    FRAME_METHOD_BITS, FrameKind, MappingKind,
 };
 use crate::census::Memory;
 use crate::census::memory::is_user_address;
@@ -266,16 +266,13 @@ impl Jvm {
     /// been unloaded, and another one put in its place.
     #[must_use]
     pub fn identity(&self, memory: &dyn Memory, word: u64) -> u64 {
-        match kind_of(word) {
-            Some(FrameKind::JavaInterpreted) => method::const_of(memory, &self.layout, method_of(word)).unwrap_or(0),
-            _ => 0,
-        }
+        if is_interpreted(word) { method::const_of(memory, &self.layout, method_of(word)).unwrap_or(0) } else { 0 }
     }
 
     /// The frames of a frame word: methods that the compiler inlined, innermost first, then the method itself. Never empty.
     pub fn frames(&mut self, memory: &dyn Memory, word: u64) -> Vec<Frame> {
         match kind_of(word) {
-            Some(FrameKind::JavaInterpreted) => vec![self.interpreted(memory, word)],
+            Some(FrameKind::JavaInterpreted | FrameKind::JavaInterpretedHigh) => vec![self.interpreted(memory, word)],
             Some(FrameKind::JavaCompiled) => {
                 let distance = word & ((1 << FRAME_CODE_BITS) - 1);
                 let id = (word >> FRAME_CODE_BITS) as u32 & ((1 << FRAME_COMPILE_BITS) - 1);
@@ -400,12 +397,16 @@ fn kind_of(word: u64) -> Option<FrameKind> {
     FrameKind::from_wire((word >> FRAME_KIND_BIT) as u32)
 }
 
+fn is_interpreted(word: u64) -> bool {
+    matches!(kind_of(word), Some(FrameKind::JavaInterpreted | FrameKind::JavaInterpretedHigh))
+}
+
 /// The flags of a frame word; an interpreted frame's has none.
 fn flags_of(word: u64) -> u64 {
-    if kind_of(word) == Some(FrameKind::JavaInterpreted) { 0 } else { word }
+    if is_interpreted(word) { 0 } else { word }
 }
 
 /// The `Method` of an interpreted frame's word.
 fn method_of(word: u64) -> u64 {
-    (word >> FRAME_BYTECODE_BITS & ((1 << (FRAME_KIND_BIT - FRAME_BYTECODE_BITS)) - 1)) << 3
+    (word >> FRAME_BYTECODE_BITS & ((1 << FRAME_METHOD_BITS) - 1)) << 3
 }
