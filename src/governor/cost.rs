@@ -99,13 +99,14 @@ impl HitCosts {
         Some(Self { allocation_ns: allocation[1], free_ns: free[1], spread, traps: None, step_ns: Self::ASSUMED.step_ns })
     }
 
-    /// Adds what a hit of a free costs, of which the BPF program takes `alone_ns`, where its instruction is single-stepped. `of_pair`: whether
-    /// those of the calibration's own allocations and frees were: the costs already include the step then.
+    /// Adds what a hit of a free costs where its instruction is single-stepped, in nanoseconds for each round, of which the BPF program takes
+    /// `alone_ns`. Without any round the step stays as it is assumed. `of_pair`: whether those of the calibration's own allocations and frees
+    /// were: the costs already include the step then.
     #[must_use]
-    pub fn with_step(mut self, stepped_ns: f64, alone_ns: f64, of_pair: [bool; 2]) -> Self {
+    pub fn with_step(mut self, stepped: &[f64], alone_ns: f64, of_pair: [bool; 2]) -> Self {
         let entry_ns = self.traps.map_or(self.free_ns - alone_ns, |traps| traps.entry_ns);
-        let step_ns = stepped_ns - alone_ns - entry_ns;
-        if step_ns.is_finite() && step_ns >= 0.0 {
+        let step_ns = quartiles(stepped.iter().copied()).map(|[_, median, _]| median - alone_ns - entry_ns);
+        if let Some(step_ns) = step_ns.filter(|&ns| ns >= 0.0) {
             self.step_ns = step_ns;
         }
         match (of_pair, &mut self.traps) {
@@ -203,8 +204,11 @@ mod tests {
 
     #[test]
     fn single_stepped_hits_cost_their_steps_also_while_the_target_is_off() {
-        let costs =
-            HitCosts::from_rounds(&[[10.0, 810.0, 2210.0]]).unwrap().with_programs(200.0, 800.0).with_step(10_800.0, 200.0, [false; 2]);
+        let costs = HitCosts::from_rounds(&[[10.0, 810.0, 2210.0]]).unwrap().with_programs(200.0, 800.0).with_step(
+            &[9_000.0, 10_800.0, 30_000.0],
+            200.0,
+            [false; 2],
+        );
         assert_eq!(costs.traps, Some(Traps { entry_ns: 600.0, return_ns: 200.0 }));
         assert!((costs.step_ns - 10_000.0).abs() < 1e-6, "{costs:?}");
         let spent = Spent { allocations: 1000, frees: 1000, returns: 1000, stepped: 1000, programs_ns: 800_000 };
@@ -214,7 +218,7 @@ mod tests {
         }
         assert!((costs.of(spent).seconds(1000, 1000) - costs.spent_s(spent)).abs() < 1e-9);
         // A measurement that shows nothing is not one.
-        assert_eq!(costs.with_step(f64::INFINITY, 200.0, [false; 2]), costs);
+        assert_eq!(costs.with_step(&[], 200.0, [false; 2]), costs);
         // The count of steps begins again at 0.
         let before = Spent { stepped: u64::from(u32::MAX), ..Spent::default() };
         assert_eq!(Spent { stepped: 4, ..Spent::default() }.since(before).stepped, 5);
@@ -223,7 +227,7 @@ mod tests {
     #[test]
     fn a_step_that_the_calibration_has_in_its_own_pair_counts_once() {
         let of = |pair: [f64; 3], of_pair| {
-            let costs = HitCosts::from_rounds(&[pair]).unwrap().with_programs(200.0, 800.0).with_step(10_800.0, 200.0, of_pair);
+            let costs = HitCosts::from_rounds(&[pair]).unwrap().with_programs(200.0, 800.0).with_step(&[10_800.0], 200.0, of_pair);
             let [allocations, frees] = of_pair.map(u64::from);
             let spent = Spent { allocations: 1, frees: 1, returns: 1, stepped: allocations + frees, programs_ns: 800 };
             costs.spent_s(spent) * 1e9

@@ -132,8 +132,25 @@ fn hits_of_instructions_that_the_kernel_single_steps_are_counted_at_their_cost()
     let governed = &report["governed"][0];
     assert_eq!(governed["tier"], "in full", "{governed}");
     let (lost, estimated) = (1.0 - plain_s / traced_s, governed["slowdown_ratio_est"].as_f64().unwrap());
-    assert!((estimated - lost).abs() < 0.35 * lost + 0.02, "{estimated} for {lost}: {plain_s} s, {traced_s} s with probes\n{text}");
+    assert!((estimated - lost).abs() < 0.25 * lost + 0.02, "{estimated} for {lost}: {plain_s} s, {traced_s} s with probes\n{text}");
     assert!(text.contains("single-step"), "{text}");
+}
+
+#[test]
+fn what_a_process_loses_in_a_recording_of_less_than_a_second_is_not_missing() {
+    if bpf().is_none() || !cfg!(target_arch = "x86_64") {
+        return;
+    }
+    let _alone = serial();
+    let program = ticking(&mut Command::new(built("stepped")));
+    let recording = Governed::attach(program.pid(), "90%");
+    std::thread::sleep(Duration::from_millis(700));
+    let report = recording.report();
+    let governed = &report["governed"][0];
+    assert_eq!(governed["tier"], "in full", "{governed}");
+    // Each millisecond has 8 allocations, each with a single-stepped instruction; half a millisecond is the program's own.
+    let estimated = governed["slowdown_ratio_est"].as_f64().unwrap();
+    assert!(estimated > 0.04, "{governed}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::units::{Addr, Pid};
 /// Rounds; the median counts.
 const ROUNDS: usize = 5;
 /// Of them, those that measure an instruction that is single-stepped: attaching the probe takes longer than the measurement.
-const STEPPED_ROUNDS: usize = 2;
+const STEPPED_ROUNDS: usize = 3;
 /// Length of one measurement: about 10,000 probed pairs.
 const MEASURE: Duration = Duration::from_millis(20);
 /// Frames below the loop: a typical stack depth.
@@ -50,7 +50,7 @@ fn measure(capture: &Capture, ring: &Ring, planner: &mut Planner) -> anyhow::Res
         anyhow::ensure!(capture.open(child.pid(), slot, u64::MAX / 2, u64::MAX), "another recording traces it");
         let mut rounds = Vec::with_capacity(ROUNDS);
         let mut programs = [Spent::default(); 2];
-        let mut stepped_ns = f64::INFINITY;
+        let mut stepped_ns = Vec::with_capacity(STEPPED_ROUNDS);
         for round in 0..ROUNDS {
             let alone = child.ns_per_pair()?;
             let probes = attach(capture, child.pid(), slot, &frees)?;
@@ -66,7 +66,7 @@ fn measure(capture: &Capture, ring: &Ring, planner: &mut Planner) -> anyhow::Res
             rounds.push([alone, with_free, with_both]);
             if let Some(stepped) = stepped.as_ref().filter(|_| round < STEPPED_ROUNDS) {
                 let probe = attach(capture, child.pid(), slot, stepped)?;
-                stepped_ns = stepped_ns.min(child.ns_per_pair()? - alone);
+                stepped_ns.push(child.ns_per_pair()? - alone);
                 drop(probe);
             }
         }
@@ -74,7 +74,7 @@ fn measure(capture: &Capture, ring: &Ring, planner: &mut Planner) -> anyhow::Res
         let [free_ns, pair_ns] =
             [(programs[0], 1.0), (programs[1], 2.0)].map(|(spent, hits)| spent.programs_ns as f64 / (spent.hits().max(1) as f64) * hits);
         let of_pair = ["malloc", "free"].map(|name| file.sites.iter().any(|site| site.function.name() == name && site.cookie.stepped));
-        Ok(HitCosts::from_rounds(&rounds).map(|costs| costs.with_programs(free_ns, pair_ns).with_step(stepped_ns, free_ns, of_pair)))
+        Ok(HitCosts::from_rounds(&rounds).map(|costs| costs.with_programs(free_ns, pair_ns).with_step(&stepped_ns, free_ns, of_pair)))
     })();
     capture.switch(slot, false);
     drop(child);

@@ -106,6 +106,14 @@ enum State {
     Ended,
 }
 
+/// How size-selective probes ended.
+pub struct Stopped {
+    /// Whether the ledger remains valid: once the ring is read, it holds everything that was known at this moment.
+    pub is_whole: bool,
+    /// Seconds that the process lost to them since they were last accounted for.
+    pub lost_s: f64,
+}
+
 /// The probes for large blocks of one process.
 pub struct Large {
     place: Place,
@@ -326,25 +334,25 @@ impl Large {
         self.state = State::Out(tools.now_s + self.pace.left(why));
     }
 
-    /// Detaches the probes at the end of the process or of the recording. Returns whether the ledger remains valid: once the ring is read,
-    /// it holds everything that was known at this moment.
-    pub fn stop(&mut self, tools: &Tools<'_>, owner: Slot) -> bool {
-        let State::In(probes) = std::mem::replace(&mut self.state, State::Ended) else {
+    /// Detaches the probes at the end of the process or of the recording.
+    pub fn stop(&mut self, tools: &Tools<'_>, owner: Slot) -> Stopped {
+        let tail_s = self.tail_s(tools);
+        let (State::In(probes), Some(slot)) = (std::mem::replace(&mut self.state, State::Ended), self.slot) else {
             drop(lock(tools.states).end_large(owner.index));
-            return false;
+            return Stopped { is_whole: false, lost_s: tail_s };
         };
-        let Some(slot) = self.slot else { return false };
         let hits = tools.capture.hits(slot);
         tools.capture.switch(slot, false);
-        let whole = hits.closed_ns.is_none() && !is_lossy(tools.capture.loss(slot), probes.loss);
-        self.lost_s += tools.costs.spent_s(spent(hits).since(spent(probes.hits)));
+        let is_whole = hits.closed_ns.is_none() && !is_lossy(tools.capture.loss(slot), probes.loss);
+        let lost_s = tools.costs.spent_s(spent(hits).since(spent(probes.hits)));
+        self.lost_s += lost_s;
         drop(tools.reaper.take_out(probes.attached));
-        if !whole {
+        if !is_whole {
             self.left = Some(if hits.closed_ns.is_some() { Left::Burst } else { Left::Lossy });
             self.times_left += 1;
             self.dropped += lock(tools.states).end_large(owner.index).map_or(0, |state| state.live());
         }
-        whole
+        Stopped { is_whole, lost_s: tail_s + lost_s }
     }
 
     /// Frees its slot.

@@ -426,13 +426,10 @@ impl Target {
             self.state = State::Idle(tools.now_s + RETRY_S);
             return;
         }
+        self.lose_tail(tools);
         if self.pace.tier() == Tier::Full {
             self.begin_full(tools);
             return;
-        }
-        if let Some((before, since_s)) = self.tail.take() {
-            let lost_s = tools.costs.spent_s(spent(tools.capture.hits(self.slot)).since(spent(before)));
-            self.pace.also_lost(lost_s.min((tools.now_s - since_s) * self.pace.load()));
         }
         let wait_s = self.pace.wait_s();
         if wait_s > 0.0 {
@@ -450,6 +447,31 @@ impl Target {
             Some(cycle) => State::Waiting(cycle),
             None => State::Idle(tools.now_s + RETRY_S),
         };
+    }
+
+    /// Accounts for the hits while the last full trace's probes were being detached.
+    fn lose_tail(&mut self, tools: &Tools<'_>) {
+        if let Some((before, since_s)) = self.tail.take() {
+            self.pace.also_lost(self.cost_since(tools, before).min((tools.now_s - since_s) * self.pace.load()));
+        }
+    }
+
+    /// Accounts for the hits since the last look at them, of probes that are about to be detached. A window whose results will count has them
+    /// in its own account.
+    fn lose_rest(&mut self, tools: &Tools<'_>, keep: bool) {
+        self.lose_tail(tools);
+        let before = match &self.state {
+            State::Open(window, _) => window.before,
+            State::Closing(window, ..) if !keep => window.before,
+            State::Full(full) => full.hits,
+            State::Closing(..) | State::Waiting(_) | State::Idle(_) => return,
+        };
+        self.pace.also_lost(self.cost_since(tools, before));
+    }
+
+    /// Seconds that the process lost to the hits since `before`.
+    fn cost_since(&self, tools: &Tools<'_>, before: Hits) -> f64 {
+        tools.costs.spent_s(spent(tools.capture.hits(self.slot)).since(spent(before)))
     }
 
     fn attach(&mut self, tools: &Tools<'_>) -> Option<Attached> {
@@ -611,9 +633,12 @@ impl Target {
     /// Detaches all probes: at the end, at an exec, or when the process ends. An open window is discarded; the results of a full trace
     /// count if `keep` is set.
     pub fn stop(&mut self, tools: &Tools<'_>, keep: bool) {
-        self.elapse(tools);
         tools.capture.switch(self.slot, false);
-        if self.large.stop(tools, self.slot) && keep {
+        let large = self.large.stop(tools, self.slot);
+        self.lose_rest(tools, keep);
+        self.pace.also_lost(large.lost_s);
+        self.elapse(tools);
+        if large.is_whole && keep {
             self.wait_until_read(tools);
         }
         match std::mem::replace(&mut self.state, State::Idle(f64::INFINITY)) {
