@@ -114,7 +114,7 @@ make_root() {
 	find "target/$target/testprogs" -maxdepth 1 -type f -exec cp -a -t "$root$PWD/target/$target/testprogs" {} +
 	mkdir -p "$root$PWD/target/$target/tmp/census"
 	cp -a "target/$target/tmp/census/." "$root$PWD/target/$target/tmp/census/"
-	cp -r --preserve=timestamps tests/testprogs tests/census tests/managed "$root$PWD/tests/"
+	cp -r --preserve=timestamps tests/testprogs tests/census tests/managed tests/trim "$root$PWD/tests/"
 	if [ "$4" = plan-allocators-arm64 ]; then
 		# One test for all of them, which needs their libraries.
 		seconds=3600

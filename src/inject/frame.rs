@@ -1,32 +1,32 @@
-//! The two signal frames that make a thread call a function and then go on as it was. Pure; x86-64.
+//! The two signal frames that make a thread call a function and then go on as it was. Pure.
 //!
 //! ```text
 //! thread's stack pointer ─→ ┌───────────────────────────────┐ high
-//!                           │ red zone, 128 bytes           │
+//!                           │ red zone (x86-64: 128 bytes)  │
 //!                           ├───────────────────────────────┤ 64-byte aligned
-//!                           │ the thread's xsave area       │←─┐
+//!                           │ x86-64: the thread's xsave    │←─┐
+//!                           │ area                          │  │
 //!                           ├───────────────────────────────┤  │
 //!                           │ texts of the arguments        │  │
 //!                           ├───────────────────────────────┤  │
 //!                       ┌─→ │ frame B: the thread, as it was│──┘
-//!                       │   ├───────────────────────────────┤   ↑ the call's stack begins here, at B
-//!                       │   │ canary                        │   │ its first word is the call's return address,
-//!                       │   ├───────────────────────────────┤     which is B's own: the trampoline
+//!                       │   ├───────────────────────────────┤   ↑ the call's stack begins here, at B, and it
+//!                       │   │ canary                        │   │ returns into the trampoline: B's first word
+//!                       │   ├───────────────────────────────┤     on x86-64, the link register on arm64
 //!                       └───│ frame A: the function         │
 //! committed stack pointer ─→└───────────────────────────────┘ low
 //! ```
 //!
-//! The registers that commit the call set the instruction pointer to the C library's `rt_sigreturn` trampoline and the stack pointer to A,
-//! as if a signal handler had just returned. The kernel loads A: the function runs, with all signals blocked that nothing in it raises. It
-//! returns into the trampoline with B on the stack, and the kernel loads B: the thread goes on. Nothing of the thread is needed for this
-//! from outside once the registers are set, and no memory above the red zone is written.
+//! The registers that commit the call set the instruction pointer to the C library's or the kernel's `rt_sigreturn` trampoline and the stack
+//! pointer to A, as if a signal handler had just returned. The kernel loads A: the function runs, with all signals blocked that nothing in it
+//! raises. It returns into the trampoline with the stack pointer at B, and the kernel loads B: the thread goes on. Nothing of the thread is
+//! needed for this from outside once the registers are set, and no memory above the red zone is written.
 //!
-//! Layouts: `struct rt_sigframe` and `struct sigcontext_64` (arch/x86/include/asm/sigframe.h, uapi/asm/sigcontext.h), `struct _fpx_sw_bytes`.
+//! A frame's own layout is the machine's: [`machine::frame`].
 
+use super::machine::{self, AT_ENTRY, Context, FRAME_BYTES, RED_ZONE_BYTES, STACK_POINTER, Software};
 use super::refusal::Unfit;
 
-/// Bytes below a stack pointer that a function may use without moving it (System V ABI).
-const RED_ZONE_BYTES: u64 = 128;
 /// Bytes that must be left on the stack below the frames, for the function itself.
 pub const CALL_BYTES: u64 = 16 << 10;
 /// Arguments of a call, in registers.
@@ -44,25 +44,6 @@ const CANARY: u64 = 0x666f_7270_6761_7266;
 pub fn is_canary(bytes: &[u8; CANARY_BYTES]) -> bool {
     bytes.chunks_exact(8).all(|word| word == CANARY.to_le_bytes())
 }
-/// Start of `sw_reserved` in the xsave area's legacy region.
-pub(super) const SOFTWARE_AT: usize = 464;
-/// Its length.
-pub const SOFTWARE_BYTES: usize = 48;
-/// `FP_XSTATE_MAGIC1` and `FP_XSTATE_MAGIC2`.
-const MAGIC_1: u32 = 0x4650_5853;
-const MAGIC_2: u32 = 0x4650_5845;
-/// Legacy region and header of an xsave area.
-const XSAVE_BYTES_MIN: usize = 576;
-const XSAVE_BYTES_MAX: usize = 16 << 10;
-/// `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS`, `UC_STRICT_RESTORE_SS` (uapi/asm/ucontext.h).
-const FLAG_XSTATE: u64 = 1;
-const FLAGS_SEGMENT: u64 = 2 | 4;
-/// Not a mode of sigaltstack(2): the kernel then leaves the alternate stack as it is (kernel/signal.c, restore_altstack).
-const STACK_FLAGS_INVALID: u32 = 0x1_2345;
-/// Interrupts on, and the bit that is always set: no direction, no trap.
-const FLAGS_AT_ENTRY: u64 = 0x202;
-/// Bytes of a frame without what follows the mask, which `rt_sigreturn` does not read.
-const FRAME_BYTES: usize = 8 + 16 + 24 + 256 + 8;
 
 /// Signals that a fault in the call itself raises: they stay open, so that a fault is reported as it would be.
 const FAULTS: [i32; 7] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
@@ -76,40 +57,6 @@ pub fn call_mask() -> u64 {
 
 fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
-}
-
-/// The registers of a stopped thread that a frame holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Context {
-    /// By DWARF number.
-    pub general: [u64; 16],
-    /// Instruction pointer.
-    pub pc: u64,
-    /// Flags.
-    pub flags: u64,
-    /// Code and stack segment.
-    pub segments: [u16; 2],
-}
-
-/// DWARF number of the stack pointer.
-pub const STACK_POINTER: usize = 7;
-/// DWARF number of the frame pointer.
-pub const FRAME_POINTER: usize = 6;
-/// DWARF numbers of the registers that carry arguments, in order (System V ABI).
-const ARGUMENT_REGISTERS: [usize; ARGUMENTS_MAX] = [5, 4, 1, 2, 8, 9];
-
-/// The part of a signal frame's xsave area that only the kernel knows how to fill: taken from a signal frame of this machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Software(pub [u8; SOFTWARE_BYTES]);
-
-impl Software {
-    /// Bytes of the xsave area, if this is of the known form.
-    #[must_use]
-    pub fn xsave_bytes(&self) -> Option<usize> {
-        let word = |at: usize| self.0.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
-        let bytes = word(16)? as usize;
-        (word(0)? == MAGIC_1 && (XSAVE_BYTES_MIN..=XSAVE_BYTES_MAX).contains(&bytes)).then_some(bytes)
-    }
 }
 
 /// An argument of a call.
@@ -141,14 +88,14 @@ pub struct Restored<'a> {
     pub context: &'a Context,
     /// Its signal mask.
     pub mask: u64,
-    /// Its xsave area in the standard format, as ptrace gives it.
-    pub xsave: &'a [u8],
+    /// Its floating-point and vector registers, as ptrace gives them.
+    pub floating: &'a [u8],
 }
 
 /// Lays the frames out below the thread's stack pointer, on a stack that begins at `low`.
 ///
 /// # Errors
-/// If the stack has not enough room, or the xsave area is not of the known form.
+/// If the stack has not enough room, or the floating-point registers are not of the known form.
 pub fn lay_out(
     thread: &Restored<'_>,
     software: &Software,
@@ -157,34 +104,30 @@ pub fn lay_out(
     trampoline: u64,
     low: u64,
 ) -> Result<Frames, Unfit> {
-    let xsave_bytes = software.xsave_bytes().filter(|&bytes| bytes <= thread.xsave.len()).ok_or(Unfit::StackUnreadable)?;
+    let area = machine::area(software, thread.floating).ok_or(Unfit::StackUnreadable)?;
     let pointer = thread.context.general[STACK_POINTER];
-    let xsave_room = (xsave_bytes as u64 + 4).next_multiple_of(64);
+    let area_room = (area.len() as u64).next_multiple_of(64);
     let texts: Vec<u8> = arguments.iter().filter_map(text_of).flat_map(|text| text.iter().copied().chain([0])).collect();
     if texts.len() > TEXTS_BYTES_MAX || arguments.len() > ARGUMENTS_MAX {
         return Err(Unfit::SmallStack);
     }
     // The largest that all of it can be: nothing below can underflow after this.
-    let most = RED_ZONE_BYTES + 64 + xsave_room + texts.len() as u64 + 2 * (FRAME_BYTES as u64 + 32) + CANARY_BYTES as u64;
+    let most = RED_ZONE_BYTES + 64 + area_room + texts.len() as u64 + 2 * (FRAME_BYTES as u64 + 32) + CANARY_BYTES as u64;
     if pointer < low || pointer - low < most + CALL_BYTES {
         return Err(Unfit::SmallStack);
     }
     let top = (pointer - RED_ZONE_BYTES) & !63;
-    let xsave_at = top - xsave_room;
-    let texts_at = xsave_at - texts.len() as u64;
-    // At a function's entry the stack pointer is 8 above a multiple of 16.
-    let below = |end: u64| ((end - FRAME_BYTES as u64 - 8) & !15) + 8;
+    let area_at = top - area_room;
+    let texts_at = area_at - texts.len() as u64;
+    let below = |end: u64| ((end - FRAME_BYTES as u64 - AT_ENTRY) & !15) + AT_ENTRY;
     let b = below(texts_at);
     let canary = b - CANARY_BYTES as u64;
     let a = below(canary);
-    let mut frames = Frames { start: a, bytes: vec![0; (top - a) as usize], stack_pointer: a + 8, canary };
+    let mut frames = Frames { start: a, bytes: vec![0; (top - a) as usize], stack_pointer: a + AT_ENTRY, canary };
 
-    let mut called = Context { flags: FLAGS_AT_ENTRY, pc: function, ..*thread.context };
-    called.general[STACK_POINTER] = b;
-    called.general[FRAME_POINTER] = 0;
-    called.general[0] = 0;
+    let mut called = machine::at_entry(thread.context, function, b, trampoline);
     let mut text_at = texts_at;
-    for (argument, register) in arguments.iter().zip(ARGUMENT_REGISTERS) {
+    for (argument, register) in arguments.iter().zip(machine::ARGUMENT_REGISTERS) {
         called.general[register] = match argument {
             Argument::Number(number) => *number,
             Argument::Text(text) => {
@@ -194,13 +137,11 @@ pub fn lay_out(
             }
         };
     }
-    frames.put(a, &frame(&called, call_mask(), 0, trampoline));
+    frames.put(a, &machine::frame(&called, call_mask(), None, trampoline));
     frames.put(canary, &[CANARY.to_le_bytes(); CANARY_BYTES / 8].concat());
-    frames.put(b, &frame(thread.context, thread.mask, xsave_at, trampoline));
+    frames.put(b, &machine::frame(thread.context, thread.mask, Some((area_at, thread.floating)), trampoline));
     frames.put(texts_at, &texts);
-    frames.put(xsave_at, thread.xsave.get(..xsave_bytes).unwrap_or_default());
-    frames.put(xsave_at + SOFTWARE_AT as u64, &software.0);
-    frames.put(xsave_at + xsave_bytes as u64, &MAGIC_2.to_le_bytes());
+    frames.put(area_at, &area);
     Ok(frames)
 }
 
@@ -220,89 +161,26 @@ impl Frames {
     }
 }
 
-/// A signal frame: return address, `struct ucontext` with registers, and mask.
-fn frame(context: &Context, mask: u64, xsave_at: u64, trampoline: u64) -> Vec<u8> {
-    let [ax, dx, cx, bx, si, di, bp, sp, r8, r9, r10, r11, r12, r13, r14, r15] = context.general;
-    let flags = FLAGS_SEGMENT | if xsave_at == 0 { 0 } else { FLAG_XSTATE };
-    let [code, stack] = context.segments.map(u64::from);
-    let words: [u64; FRAME_BYTES / 8] = [
-        trampoline,
-        flags,
-        0,
-        // The alternate stack: address, flags, size.
-        0,
-        STACK_FLAGS_INVALID.into(),
-        0,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
-        di,
-        si,
-        bp,
-        bx,
-        dx,
-        ax,
-        cx,
-        sp,
-        context.pc,
-        context.flags,
-        // cs, gs, fs, ss: 16 bits each.
-        code | stack << 48,
-        // err, trapno, oldmask, cr2: not read.
-        0,
-        0,
-        0,
-        0,
-        xsave_at,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        mask,
-    ];
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use proptest::prelude::*;
 
+    use super::machine::testing::{software, thread};
     use super::*;
 
-    fn software(bytes: u32) -> Software {
-        let mut words = [0; SOFTWARE_BYTES];
-        words[..4].copy_from_slice(&MAGIC_1.to_le_bytes());
-        words[16..20].copy_from_slice(&bytes.to_le_bytes());
-        Software(words)
-    }
-
-    fn thread(pointer: u64) -> Context {
-        let mut general = [0; 16];
-        (0..16).for_each(|n| general[n] = 0x1000 + n as u64);
-        general[STACK_POINTER] = pointer;
-        Context { general, pc: 0x4000, flags: 0x246, segments: [0x33, 0x2b] }
-    }
-
+    #[cfg(target_arch = "x86_64")]
     fn word(frames: &Frames, address: u64) -> u64 {
         let at = (address - frames.start) as usize;
         u64::from_le_bytes(frames.bytes[at..at + 8].try_into().unwrap())
     }
 
     #[test]
+    #[cfg(target_arch = "x86_64")]
     fn the_frames_lead_from_the_trampoline_to_the_function_and_back_to_the_thread() {
         let context = thread(0x7fff_0010_0018);
         let xsave = vec![0xaa; 2696];
-        let restored = Restored { context: &context, mask: 0x1000, xsave: &xsave };
+        let restored = Restored { context: &context, mask: 0x1000, floating: &xsave };
         let arguments = [Argument::Text(b"arena.4096.purge".to_vec()), Argument::Number(7)];
         let frames = lay_out(&restored, &software(2696), 0x5000, &arguments, 0x6000, 0x7fff_0000_0000).unwrap();
         let a = frames.stack_pointer - 8;
@@ -320,8 +198,8 @@ mod tests {
         assert_eq!(field(a, 15), 7);
         let xsave_at = field(b, 29);
         assert_eq!((xsave_at % 64, field(a, 29), field(b, 1), field(a, 1)), (0, 0, 7, 6));
-        assert_eq!(word(&frames, xsave_at + 2696) as u32, MAGIC_2);
-        assert_eq!(word(&frames, xsave_at + SOFTWARE_AT as u64) as u32, MAGIC_1);
+        assert_eq!(word(&frames, xsave_at + 2696) as u32, 0x4650_5845);
+        assert_eq!(word(&frames, xsave_at + 464) as u32, 0x4650_5853);
         assert_eq!(frames.canary + CANARY_BYTES as u64, b);
         let at = (frames.canary - frames.start) as usize;
         let mut canary: [u8; CANARY_BYTES] = frames.bytes[at..at + CANARY_BYTES].try_into().unwrap();
@@ -333,16 +211,17 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_arch = "x86_64")]
     fn a_small_stack_and_an_unknown_xsave_area_are_refused() {
         let context = thread(0x10_0000);
         let xsave = vec![0; 832];
-        let restored = Restored { context: &context, mask: 0, xsave: &xsave };
+        let restored = Restored { context: &context, mask: 0, floating: &xsave };
         let lay = |software, low| lay_out(&restored, &software, 1, &[], 2, low).map(drop);
         assert_eq!(lay(software(832), 0x10_0000 - (24 << 10)), Ok(()));
         assert_eq!(lay(software(832), 0x10_0000 - (16 << 10)), Err(Unfit::SmallStack));
         assert_eq!(lay(software(832), 0x20_0000), Err(Unfit::SmallStack));
         assert_eq!(lay(software(840), 0), Err(Unfit::StackUnreadable), "the thread's area is smaller");
-        assert_eq!(lay(Software([0; SOFTWARE_BYTES]), 0), Err(Unfit::StackUnreadable));
+        assert_eq!(lay(Software([0; machine::SOFTWARE_BYTES]), 0), Err(Unfit::StackUnreadable));
     }
 
     #[test]
@@ -360,12 +239,13 @@ mod tests {
         ) {
             let context = thread(pointer);
             let xsave = vec![0; 8192];
-            let restored = Restored { context: &context, mask: 0, xsave: &xsave };
+            let restored = Restored { context: &context, mask: 0, floating: &xsave };
             let low = pointer - room;
             if let Ok(frames) = lay_out(&restored, &software(xsave_bytes as u32), 1, &[Argument::Text(text)], 2, low) {
                 prop_assert!(frames.start >= low + CALL_BYTES);
                 prop_assert!(frames.start + frames.bytes.len() as u64 <= pointer - RED_ZONE_BYTES);
-                prop_assert_eq!((frames.stack_pointer - 8) % 16, 8);
+                prop_assert_eq!(frames.start % 16, AT_ENTRY);
+                prop_assert_eq!(frames.stack_pointer, frames.start + AT_ENTRY);
             }
         }
     }

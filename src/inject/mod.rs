@@ -17,14 +17,13 @@ mod code;
 pub mod frame;
 mod image;
 pub mod locks;
+mod machine;
 pub mod memory;
 mod parked;
 mod refusal;
 pub mod seccomp;
-mod software;
 mod stack;
 mod status;
-#[cfg(target_arch = "x86_64")]
 mod tracer;
 
 use std::time::{Duration, Instant};
@@ -36,6 +35,7 @@ pub use parked::{Parked, Rank, Threads};
 pub use refusal::{Refusal, Unfit};
 pub use stack::Forbidden;
 
+use self::refusal::Failed;
 use self::status::ThreadStatus;
 use crate::process::Process;
 use crate::process::container::{self, Hierarchies};
@@ -142,9 +142,6 @@ pub struct Made {
 /// # Errors
 /// What forbids a call.
 pub fn check(process: &Process) -> Result<Threads, Refusal> {
-    if cfg!(not(target_arch = "x86_64")) {
-        return Err(Refusal::Machine);
-    }
     let status = ThreadStatus::read(process.directory()).ok_or(Refusal::Ended)?;
     if status.is_dead() {
         return Err(Refusal::Ended);
@@ -181,7 +178,6 @@ pub fn check(process: &Process) -> Result<Threads, Refusal> {
     if owner != status.users[1] {
         return Err(Refusal::NotDumpable);
     }
-    #[cfg(target_arch = "x86_64")]
     if tracer::shares_memory(process.pid().0, status.parent) {
         return Err(Refusal::SharedMemory { other: status.parent });
     }
@@ -198,10 +194,7 @@ pub fn check(process: &Process) -> Result<Threads, Refusal> {
 }
 
 fn not_permitted() -> Refusal {
-    #[cfg(target_arch = "x86_64")]
-    return tracer::not_permitted();
-    #[cfg(not(target_arch = "x86_64"))]
-    return Refusal::Machine;
+    tracer::not_permitted()
 }
 
 /// Whether its cgroup is frozen. Where the cgroup is out of sight, its threads show it under version 2: they wait in these functions of the
@@ -217,9 +210,8 @@ fn is_frozen(process: &Process) -> bool {
 ///
 /// # Errors
 /// Why it was not made; the process is then as it was.
-#[cfg(target_arch = "x86_64")]
 pub fn make(process: &Process, call: &Call<'_>, limits: &Limits) -> Result<Made, Refusal> {
-    let software = software::of_this_machine().ok_or(Refusal::SignalFrame { reason: "no xsave area, or one of unknown size" })?;
+    let software = machine::software().ok_or(Refusal::SignalFrame { reason: "no xsave area, or one of unknown size" })?;
     let mut examined = 1;
     let (threads, unfit, committed) = loop {
         let threads = check(process)?;
@@ -250,12 +242,11 @@ pub fn make(process: &Process, call: &Call<'_>, limits: &Limits) -> Result<Made,
 
 /// Tries the threads, by the words on their stacks and then by their frames, until one makes the call. `None` if none is fit; why not is then
 /// in `unfit`.
-#[cfg(target_arch = "x86_64")]
 fn each_thread_twice(
     process: &Process,
     call: &Call<'_>,
     limits: &Limits,
-    software: &frame::Software,
+    software: &machine::Software,
     threads: &Threads,
     unfit: &mut Vec<(u32, Unfit)>,
 ) -> Result<Option<(Parked, tracer::Committed)>, Refusal> {
@@ -272,12 +263,11 @@ fn each_thread_twice(
 }
 
 /// Tries the threads, the best first, until one makes the call. `None` if none is fit; why not is then in `unfit`.
-#[cfg(target_arch = "x86_64")]
 fn each_thread(
     process: &Process,
     call: &Call<'_>,
     limits: &Limits,
-    software: &frame::Software,
+    software: &machine::Software,
     threads: &Threads,
     mut walker: Option<&mut Walker<'_>>,
     unfit: &mut Vec<(u32, Unfit)>,
@@ -295,11 +285,11 @@ fn each_thread(
         });
         match attempt {
             Ok(Ok(Ok(committed))) => return Ok(Some((*parked, committed))),
-            Ok(Ok(Err(tracer::Failed::Unfit(reason)))) => {
+            Ok(Ok(Err(Failed::Unfit(reason)))) => {
                 tracing::debug!("thread {}: {reason}", parked.tid);
                 unfit.push((parked.tid, reason));
             }
-            Ok(Ok(Err(tracer::Failed::Refused(refusal)))) => return Err(refusal),
+            Ok(Ok(Err(Failed::Refused(refusal)))) => return Err(refusal),
             Ok(Err(_)) => return Err(Refusal::Kernel { what: "the tracing thread", reason: "it panicked".into() }),
             Err(error) => return Err(Refusal::Kernel { what: "cannot start a thread", reason: error.to_string() }),
         }
@@ -307,18 +297,8 @@ fn each_thread(
     Ok(None)
 }
 
-/// Makes the call: not on this machine.
-///
-/// # Errors
-/// Always.
-#[cfg(not(target_arch = "x86_64"))]
-pub fn make(_process: &Process, _call: &Call<'_>, _limits: &Limits) -> Result<Made, Refusal> {
-    Err(Refusal::Machine)
-}
-
 /// Waits until the thread has its own mask again. Before the call begins it has it too: the call has begun once the mask was seen, or the
 /// canary below its frame is no longer whole.
-#[cfg(target_arch = "x86_64")]
 fn wait_for_end(process: &Process, image: &Image, directory: &std::path::Path, committed: &tracer::Committed, limit: Duration) -> Ending {
     let pid = process.pid().0.cast_signed();
     let deadline = Instant::now() + limit;

@@ -9,9 +9,6 @@ use crate::sanitize::terminal;
 /// Why no call is made in a process.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// Another machine.
-    #[error("calls are made in x86-64 processes only")]
-    Machine,
     /// The kernel refused to trace it.
     #[error("no right to trace it{hint}: only its owner, or CAP_SYS_PTRACE in its user namespace, may make it call a function")]
     NotPermitted {
@@ -127,7 +124,6 @@ impl Refusal {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Machine => "machine",
             Self::NotPermitted { .. } => "not_permitted",
             Self::Traced { .. } => "traced",
             Self::Stopped => "stopped",
@@ -195,6 +191,9 @@ pub enum Unfit {
     /// AMX.
     #[error("it has AMX state, which is not saved in its frame")]
     Amx,
+    /// ZA, of arm64's SME.
+    #[error("it has state in ZA (SME), which is not saved in its frame")]
+    Za,
 }
 
 impl Unfit {
@@ -214,7 +213,29 @@ impl Unfit {
             Self::StackUnreadable => "stack_unreadable",
             Self::NotLongMode => "not_64_bit",
             Self::Amx => "amx",
+            Self::Za => "za",
         }
+    }
+}
+
+/// How an attempt in one thread ends without a call.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// The thread is left alone: another one may do.
+    Unfit(Unfit),
+    /// The whole process is refused.
+    Refused(Refusal),
+}
+
+impl From<Unfit> for Failed {
+    fn from(unfit: Unfit) -> Self {
+        Self::Unfit(unfit)
+    }
+}
+
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
     }
 }
 

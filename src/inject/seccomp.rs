@@ -3,6 +3,8 @@
 //! Filters are classic BPF over `struct seccomp_data` (include/uapi/linux/seccomp.h, filter.h): they only jump forwards and have no memory
 //! but two registers and 16 words. Where a branch depends on an unknown value, both ways are taken.
 
+use super::machine::AUDIT_ARCH;
+
 /// An instruction: `struct sock_filter`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Instruction {
@@ -22,8 +24,6 @@ pub const INSTRUCTIONS_MAX: usize = 4096;
 pub const FILTERS_MAX: usize = 32_768 / 5;
 /// Steps taken: a filter of a container runtime has about 500 instructions, of which few depend on arguments.
 const STEPS_MAX: usize = 200_000;
-/// `AUDIT_ARCH_X86_64`.
-const ARCH: u32 = 0xc000_003e;
 /// Actions: `SECCOMP_RET_ALLOW`, `SECCOMP_RET_LOG`, and the bits that hold the action.
 const ALLOW: u32 = 0x7fff_0000;
 const LOG: u32 = 0x7ffc_0000;
@@ -121,7 +121,7 @@ fn step(state: &mut State, Instruction { code, jt, jf, k }: Instruction, number:
 fn load(offset: u32, number: u32) -> Option<u32> {
     match offset {
         0 => Some(number),
-        4 => Some(ARCH),
+        4 => Some(AUDIT_ARCH),
         _ => None,
     }
 }

@@ -7,11 +7,10 @@ use std::path::Path;
 
 use super::refusal::Unfit;
 use crate::process::maps::{Backing, Maps};
-use crate::units::Addr;
+use crate::units::{Addr, page_bytes};
 
 /// Deepest stack that is examined.
 pub const DEPTH_BYTES_MAX: u64 = 1 << 20;
-const PAGE_BYTES: u64 = 4096;
 /// Pages searched for a guard at a time, and in all: stacks of 64 MiB.
 const PAGES_AT_ONCE: usize = 4096;
 const PAGES_MAX: u64 = 16_384;
@@ -37,8 +36,9 @@ pub struct ThreadStack {
 }
 
 /// Finds the stack in which a stopped thread's stack pointer lies. The main thread's is named by the kernel; that thread's control block
-/// lies elsewhere, possibly in the same mapping as an alternate signal stack. Another thread's stack has the thread's control block, to which the thread pointer points, at its upper end (glibc, nptl/allocatestack.c; musl, pthread_create.c); at
-/// its lower end lies a guard, a mapping without permissions, or pages that `guard` finds.
+/// lies elsewhere, possibly in the same mapping as an alternate signal stack. Another thread's stack has the thread's control block, to which
+/// the thread pointer points or (arm64) just above it, at its upper end (glibc, nptl/allocatestack.c; musl, pthread_create.c); at its lower end
+/// lies a guard, a mapping without permissions, or pages that `guard` finds.
 ///
 /// # Errors
 /// If the stack pointer lies anywhere else: in a coroutine's stack, or an alternate signal stack, below which code is interrupted that
@@ -73,7 +73,7 @@ pub fn find(
     Ok(stack)
 }
 
-/// The forbidden code that a word of the stack, or the instruction pointer, points into. A scan covers every return address, also where
+/// The forbidden code that a word of the stack, or a register with a code address, points into. A scan covers every return address, also where
 /// unwinding would stop; words that only look like one refuse more than is needed.
 #[must_use]
 pub fn forbidden_at(words: impl Iterator<Item = u64>, forbidden: &[Forbidden]) -> Option<&Forbidden> {
@@ -87,8 +87,9 @@ pub fn forbidden_at(words: impl Iterator<Item = u64>, forbidden: &[Forbidden]) -
 #[must_use]
 pub fn guard_below(directory: &Path, range: Range<u64>) -> Option<u64> {
     let file = File::open(directory.join("pagemap")).ok()?;
-    let first = (range.start / PAGE_BYTES).max((range.end / PAGE_BYTES).saturating_sub(PAGES_MAX));
-    let mut end = range.end / PAGE_BYTES;
+    let page = page_bytes();
+    let first = (range.start / page).max((range.end / page).saturating_sub(PAGES_MAX));
+    let mut end = range.end / page;
     let mut bytes = vec![0; PAGES_AT_ONCE * 8];
     while end > first {
         let start = end.saturating_sub(PAGES_AT_ONCE as u64).max(first);
@@ -96,7 +97,7 @@ pub fn guard_below(directory: &Path, range: Range<u64>) -> Option<u64> {
         file.read_exact_at(part, start * 8).ok()?;
         let entries = part.as_chunks::<8>().0;
         if let Some(last) = entries.iter().rposition(|entry| u64::from_le_bytes(*entry) & GUARD != 0) {
-            return Some((start + last as u64 + 1) * PAGE_BYTES);
+            return Some((start + last as u64 + 1) * page);
         }
         end = start;
     }

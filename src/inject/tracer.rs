@@ -7,15 +7,17 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::frame::{self, Context, FRAME_POINTER, Frames, Restored, STACK_POINTER, Software};
+use super::frame::{self, Frames, Restored};
+use super::machine::{self, Context, FRAME_POINTER, Pending, STACK_POINTER, Software};
 use super::memory;
-use super::parked::{Parked, Rank, SystemCall};
-use super::refusal::{Refusal, Unfit};
+use super::parked::{Parked, Rank};
+use super::refusal::{Failed, Refusal, Unfit};
 use super::seccomp::{self, Decision, Instruction};
 use super::stack::{self, ThreadStack};
 use super::status::ThreadStatus;
 use super::{Call, Limits};
 use crate::machine::stopped::{Registers, ptrace};
+use crate::machine::user_space::code_address;
 use crate::process::Process;
 use crate::process::stack::{Standing, Walker};
 
@@ -23,27 +25,8 @@ use crate::process::stack::{Standing, Walker};
 const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
 const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4210;
-/// The note of the xsave area (uapi/linux/elf.h).
-const NT_X86_XSTATE: usize = 0x202;
-/// Largest xsave area: AMX has 11 KiB.
-const XSAVE_BYTES_MAX: usize = 16 << 10;
-/// `XFEATURE_XTILE_DATA` in the header's bit vector.
-const AMX: u64 = 1 << 18;
-const XSAVE_HEADER_AT: usize = 512;
-/// The segment of 64-bit user code (`__USER_CS`).
-const LONG_MODE: u16 = 0x33;
-/// Trap, direction and resume flag: not for the trampoline.
-const FLAGS_CLEARED: u64 = 0x1_0500;
-/// Results by which a system call asks to be restarted (include/linux/errno.h).
-const RESTARTSYS: i64 = -512;
-const RESTARTNOINTR: i64 = -513;
-const RESTARTNOHAND: i64 = -514;
-const RESTART_BLOCK: i64 = -516;
-const INTERRUPTED: i64 = -(libc::EINTR as i64);
 /// Attempts to trace a thread that the kernel does not permit, although nobody traces it.
 const SEIZED_MAX: u32 = 3;
-/// Length of `syscall`.
-const SYSCALL_BYTES: u64 = 2;
 /// Interval between two checks for a stop; the first ones are closer.
 const POLL: Duration = Duration::from_micros(50);
 const POLL_CLOSELY: Duration = Duration::from_millis(1);
@@ -59,27 +42,6 @@ pub(super) struct Committed {
     pub is_interrupted: bool,
     /// Address of the canary.
     pub canary: u64,
-}
-
-/// How an attempt ends without a call.
-#[derive(Debug)]
-pub(super) enum Failed {
-    /// The thread is left alone: another one may do.
-    Unfit(Unfit),
-    /// The whole process is refused.
-    Refused(Refusal),
-}
-
-impl From<Unfit> for Failed {
-    fn from(unfit: Unfit) -> Self {
-        Self::Unfit(unfit)
-    }
-}
-
-impl From<Refusal> for Failed {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refused(refusal)
-    }
 }
 
 /// Stops the thread, checks it, and commits the call. To be called in a thread that ends soon after.
@@ -105,21 +67,20 @@ pub(super) fn attempt(
         return Err(if event == libc::PTRACE_EVENT_STOP { Refusal::Stopped.into() } else { Unfit::Signalled.into() });
     }
     tracing::debug!("thread {tid} stood after {:?}", stopped_at - asked);
-    let mut registers = tracee.registers()?;
-    let mut is_exit = false;
-    if registers.result().cast_signed() == RESTART_BLOCK && rank_now(&registers) == Some(Rank::WaitsFor) {
-        registers = tracee.to_the_end_of_its_call(limits.sleep)?;
+    let mut stopped = tracee.stopped()?;
+    let begins_again = matches!(stopped.pending, Pending::Restarts | Pending::RestartsForRest);
+    if begins_again && stopped.rank() == Some(Rank::WaitsFor) {
+        stopped = tracee.to_the_end_of_its_call(&stopped, limits.sleep)?;
         stopped_at = Instant::now();
-        is_exit = true;
     }
     let is_current = || call.image.check(process).map_err(Failed::from);
     let prepared = is_current()
-        .and_then(|()| prepare(&tracee, &registers, is_exit, call, software, walker))
+        .and_then(|()| prepare(&tracee, &stopped, call, software, walker))
         // Another thread may have executed a program meanwhile, which ends this one.
         .and_then(|prepared| is_current().map(|()| prepared));
     match prepared {
         Ok((frames, is_interrupted)) => {
-            commit(&tracee, &registers, &frames, call.trampoline)?;
+            commit(&tracee, &stopped.registers, &frames, call.trampoline)?;
             let at = Instant::now();
             Ok(Committed { at, stopped: at - stopped_at, is_interrupted, canary: frames.canary })
         }
@@ -197,12 +158,18 @@ impl Tracee<'_> {
         Registers::read(self.tid).map_err(|_| Unfit::MovedOn.into())
     }
 
+    fn stopped(&self) -> Result<Stopped, Failed> {
+        let registers = self.registers()?;
+        let (thread, pending) = (machine::context(&registers), machine::pending(&registers, self.pid()));
+        Ok(Stopped { registers, thread, pending, is_exit: false })
+    }
+
     fn pid(&self) -> i32 {
         self.process.pid().0.cast_signed()
     }
 
     /// Lets a wait with a timeout go on, and stops the thread at the wait's end. If that takes too long, the thread is left to sleep.
-    fn to_the_end_of_its_call(&self, limit: Duration) -> Result<Registers, Failed> {
+    fn to_the_end_of_its_call(&self, before: &Stopped, limit: Duration) -> Result<Stopped, Failed> {
         let begun = Instant::now();
         ptrace(libc::PTRACE_SETOPTIONS, self.tid, 0, libc::PTRACE_O_TRACESYSGOOD as u64).map_err(|_| Unfit::MovedOn)?;
         let mut is_entered = false;
@@ -221,7 +188,10 @@ impl Tracee<'_> {
             }
             if signal == libc::SIGTRAP | 0x80 {
                 if is_entered {
-                    return self.registers();
+                    let registers = self.registers()?;
+                    let thread = machine::context_at_exit(&registers, &before.registers);
+                    let pending = machine::pending(&registers, self.pid());
+                    return Ok(Stopped { registers, thread, pending, is_exit: true });
                 }
                 is_entered = true;
                 signal = 0;
@@ -233,15 +203,6 @@ impl Tracee<'_> {
         let mut mask = 0u64;
         ptrace(PTRACE_GETSIGMASK, self.tid, 8, (&raw mut mask) as u64).map_err(|error| kernel("PTRACE_GETSIGMASK", &error))?;
         Ok(mask)
-    }
-
-    fn xsave(&self) -> Result<Vec<u8>, Failed> {
-        let mut area = vec![0u8; XSAVE_BYTES_MAX];
-        let mut part = libc::iovec { iov_base: area.as_mut_ptr().cast(), iov_len: area.len() };
-        ptrace(libc::PTRACE_GETREGSET, self.tid, NT_X86_XSTATE as u64, (&raw mut part) as u64)
-            .map_err(|error| kernel("PTRACE_GETREGSET", &error))?;
-        area.truncate(part.iov_len);
-        Ok(area)
     }
 
     /// Whether the thread's seccomp filters allow all that the call does.
@@ -287,61 +248,64 @@ impl Tracee<'_> {
     }
 }
 
-/// The system call in which a stopped thread is, and how well it bears an interruption.
-fn rank_now(registers: &Registers) -> Option<Rank> {
-    let [_, rdx, _, _, rsi, rdi, _, _, r8, r9, r10, ..] = registers.general();
-    SystemCall { number: registers.call().cast_signed(), arguments: [rdi, rsi, rdx, r10, r8, r9] }.rank()
+/// A thread as it stands.
+struct Stopped {
+    registers: Registers,
+    /// With which it would go on.
+    thread: Context,
+    pending: Pending,
+    /// At the end of a wait that was waited for.
+    is_exit: bool,
+}
+
+impl Stopped {
+    /// How well the system call bears an interruption.
+    fn rank(&self) -> Option<Rank> {
+        machine::system_call(&self.registers).rank()
+    }
 }
 
 /// Checks a stopped thread, and lays out its frames. Returns them, and whether its system call returns EINTR.
 fn prepare(
     tracee: &Tracee<'_>,
-    registers: &Registers,
-    is_exit: bool,
+    stopped: &Stopped,
     call: &Call<'_>,
     software: &Software,
     walker: Option<&mut Walker<'_>>,
 ) -> Result<(Frames, bool), Failed> {
-    if registers.segments()[0] != LONG_MODE {
-        return Err(Unfit::NotLongMode.into());
-    }
-    let mut thread = Context { general: registers.general(), pc: registers.pc(), flags: registers.flags(), segments: registers.segments() };
-    let result = registers.result().cast_signed();
-    let rank = rank_now(registers);
-    if !is_exit && rank.is_none() {
+    let floating = machine::floating(tracee.tid).map_err(|error| kernel("PTRACE_GETREGSET", &error))?;
+    machine::check(tracee.tid, &stopped.registers, &floating)?;
+    let mut thread = stopped.thread;
+    let rank = stopped.rank();
+    if !stopped.is_exit && rank.is_none() {
         return Err(Unfit::MovedOn.into());
     }
-    // What the kernel would do on its way back to the program.
-    match result {
-        RESTARTSYS | RESTARTNOINTR | RESTARTNOHAND if !is_exit => restart(&mut thread, registers.call()),
+    let is_interrupted = match stopped.pending {
+        Pending::Restarts if !stopped.is_exit => {
+            machine::restart(&mut thread, &stopped.registers);
+            false
+        }
         // A wait until a moment, or for ever.
-        RESTART_BLOCK if !is_exit && rank.is_some_and(|rank| rank <= Rank::Restarts) => restart(&mut thread, registers.call()),
+        Pending::RestartsForRest if !stopped.is_exit && rank.is_some_and(|rank| rank <= Rank::Restarts) => {
+            machine::restart(&mut thread, &stopped.registers);
+            false
+        }
         // Whatever else asks to be restarted, and what was interrupted again after its end was waited for.
-        RESTART_BLOCK..=RESTARTSYS => return Err(Unfit::Signalled.into()),
-        _ => {}
-    }
+        Pending::Restarts | Pending::RestartsForRest | Pending::Unknown => return Err(Unfit::Signalled.into()),
+        Pending::Returned { is_interrupted } => is_interrupted && !stopped.is_exit,
+    };
     tracee.dispatch()?;
     tracee.seccomp(call)?;
-    let stack = check_stack(tracee, &thread, registers.thread_pointer(), call, walker)?;
-    let mask = tracee.mask()?;
-    let xsave = tracee.xsave()?;
-    let in_use = xsave.get(XSAVE_HEADER_AT..XSAVE_HEADER_AT + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
-    if in_use & AMX != 0 {
-        return Err(Unfit::Amx.into());
-    }
-    let restored = Restored { context: &thread, mask, xsave: &xsave };
+    let thread_pointer = machine::thread_pointer(tracee.tid, &stopped.registers).map_err(|error| kernel("PTRACE_GETREGSET", &error))?;
+    let stack = check_stack(tracee, &thread, thread_pointer, call, walker)?;
+    let restored = Restored { context: &thread, mask: tracee.mask()?, floating: &floating };
     let frames = frame::lay_out(&restored, software, call.function, call.arguments, call.trampoline, stack.low)?;
     // The part of the stack that the call itself needs must be there.
     let mut below = vec![0; frame::CALL_BYTES as usize];
     if memory::read(tracee.pid(), frames.start - frame::CALL_BYTES, &mut below) != below.len() {
         return Err(Unfit::SmallStack.into());
     }
-    Ok((frames, result == INTERRUPTED && !is_exit))
-}
-
-fn restart(thread: &mut Context, call: u64) {
-    thread.general[0] = call;
-    thread.pc -= SYSCALL_BYTES;
+    Ok((frames, is_interrupted))
 }
 
 /// Makes sure that the thread is in its own stack and not inside the forbidden code. `walker`, with its tables read, settles what words of
@@ -362,8 +326,9 @@ fn check_stack(
         return Err(Unfit::StackUnreadable.into());
     }
     let words = bytes.as_chunks::<8>().0;
-    let Some(mut forbidden) = stack::forbidden_at(words.iter().map(|word| u64::from_le_bytes(*word)).chain([thread.pc]), call.forbidden)
-    else {
+    let link = machine::LINK.and_then(|number| thread.general.get(number).copied());
+    let code = words.iter().map(|word| u64::from_le_bytes(*word)).chain(link).map(code_address).chain([thread.pc]);
+    let Some(mut forbidden) = stack::forbidden_at(code, call.forbidden) else {
         return Ok(stack);
     };
     if let Some(walker) = walker {
@@ -371,7 +336,7 @@ fn check_stack(
             let index = usize::try_from(addr.checked_sub(pointer).filter(|offset| offset % 8 == 0)? / 8).ok()?;
             words.get(index).map(|word| u64::from_le_bytes(*word))
         };
-        let walk = walker.walk(Standing { pc: thread.pc, sp: pointer, bp: Some(thread.general[FRAME_POINTER]) }, &word);
+        let walk = walker.walk(Standing { pc: thread.pc, sp: pointer, bp: Some(thread.general[FRAME_POINTER]), link }, &word);
         match stack::forbidden_at(walk.frames.iter().map(|frame| frame.pc), call.forbidden) {
             None if walk.is_complete => return Ok(stack),
             None => {}
@@ -387,7 +352,7 @@ fn commit(tracee: &Tracee<'_>, registers: &Registers, frames: &Frames, trampolin
     go.set_pc(trampoline);
     go.set_general(STACK_POINTER as u8, frames.stack_pointer);
     go.set_general(0, 0);
-    go.clear_flags(FLAGS_CLEARED);
+    go.clear_flags(machine::FLAGS_CLEARED);
     go.forget_call();
     let done = if memory::write(tracee.pid(), frames.start, &frames.bytes) {
         go.write(tracee.tid).map_err(|error| Failed::from(kernel("PTRACE_SETREGSET", &error)))

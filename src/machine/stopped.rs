@@ -58,6 +58,18 @@ pub(crate) fn wait_for(pid: i32) -> io::Result<i32> {
     }
 }
 
+/// A set of registers of a stopped child that `note` names (uapi/linux/elf.h), up to this many bytes of it.
+///
+/// # Errors
+/// The system's; also if the machine or the kernel does not have it.
+pub(crate) fn register_set(pid: i32, note: usize, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0u8; bytes_max];
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    ptrace(libc::PTRACE_GETREGSET, pid, note as u64, (&raw mut part) as u64)?;
+    bytes.truncate(part.iov_len);
+    Ok(bytes)
+}
+
 /// The general registers.
 #[derive(Clone)]
 pub struct Registers(libc::user_regs_struct);
@@ -234,4 +246,39 @@ impl Registers {
     pub fn third_argument(&self) -> u64 {
         self.0.regs[2]
     }
+
+    /// The general registers by DWARF number.
+    #[must_use]
+    pub(crate) fn general(&self) -> [u64; 32] {
+        let mut general = [self.0.sp; 32];
+        general.iter_mut().zip(self.0.regs).for_each(|(register, value)| *register = value);
+        general
+    }
+
+    /// Sets a general register by its DWARF number; numbers beyond are ignored.
+    pub(crate) fn set_general(&mut self, number: u8, value: u64) {
+        if let Some(register) = self.0.regs.iter_mut().chain([&mut self.0.sp]).nth(number.into()) {
+            *register = value;
+        }
+    }
+
+    /// The flags.
+    #[must_use]
+    pub(crate) fn flags(&self) -> u64 {
+        self.0.pstate
+    }
+
+    /// Clears flags.
+    pub(crate) fn clear_flags(&mut self, flags: u64) {
+        self.0.pstate &= !flags;
+    }
+
+    /// Whether they are those of a 64-bit program (`PSR_MODE32_BIT`).
+    #[must_use]
+    pub(crate) fn is_64_bit(&self) -> bool {
+        self.0.pstate & 0x10 == 0
+    }
+
+    /// Clears the state by which the kernel could restart a system call: it has none here, because it prepares a restart before it stops.
+    pub(crate) fn forget_call(&mut self) {}
 }

@@ -1,4 +1,6 @@
-//! The size of user space of this kernel.
+//! The size of user space of this kernel, and what lies above its addresses.
+
+use std::sync::OnceLock;
 
 /// Bits of an address of user space that kernels of arm64 are built with (arch/arm64/Kconfig, `ARM64_VA_BITS`); those with 52 give addresses
 /// above 48 bits only to programs that request them.
@@ -12,6 +14,13 @@ const TRIED_BYTES: usize = 64 << 10;
 pub fn address_bits() -> u32 {
     let [most, ..] = ADDRESS_BITS;
     ADDRESS_BITS.into_iter().find(|&bits| is_user_space((1usize << bits) - TRIED_BYTES)).unwrap_or(most)
+}
+
+/// An address of user code without the signature that arm64 puts into the bits above (FEAT_PAuth), where return addresses have one.
+#[must_use]
+pub fn code_address(word: u64) -> u64 {
+    static MASK: OnceLock<u64> = OnceLock::new();
+    if cfg!(target_arch = "aarch64") { word & *MASK.get_or_init(|| (1 << address_bits()) - 1) } else { word }
 }
 
 /// Whether user space has this address.

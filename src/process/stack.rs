@@ -8,6 +8,8 @@ use std::sync::Arc;
 use super::file::MappedFile;
 use super::{Mapping, Maps, Process};
 use crate::bpf;
+use crate::machine::Machine;
+use crate::machine::user_space::code_address;
 use crate::units::Addr;
 use crate::unwind::Table;
 use crate::unwind::elf::{Elf, Segment};
@@ -40,6 +42,8 @@ pub struct Standing {
     pub sp: u64,
     /// Frame pointer; `None` if it is not known.
     pub bp: Option<u64>,
+    /// The register with a call's return address; `None` if it is not known, or the machine has none.
+    pub link: Option<u64>,
 }
 
 /// The unwind table of a file.
@@ -89,6 +93,7 @@ impl<'a> Walker<'a> {
     /// The frames of one thread. `word` reads the process's memory.
     pub fn walk(&mut self, thread: Standing, word: &dyn Fn(u64) -> Option<u64>) -> Walk {
         let mut walk = Walk::default();
+        let link = Machine::HOST.rule_code(Machine::HOST.return_address());
         let (mut pc, mut sp, mut bp) = (thread.pc, thread.sp, thread.bp);
         for depth in 0..FRAMES_MAX {
             // A return address may be after its function's last byte.
@@ -114,19 +119,30 @@ impl<'a> Walker<'a> {
                 }
                 _ => None,
             };
-            // Outer frames are at higher addresses.
-            let Some(cfa) = cfa.filter(|&cfa| cfa > sp && cfa % 8 == 0) else { break };
+            let saved_ra = bpf::SavedRa::from_wire(rule.saved >> 4);
+            // Outer frames are at higher addresses; one whose return address is still in a register may have no words.
+            let is_empty = |cfa: u64| cfa == sp && depth == 0 && saved_ra == Some(bpf::SavedRa::InRegister);
+            let Some(cfa) = cfa.filter(|&cfa| (cfa > sp || is_empty(cfa)) && cfa % 8 == 0) else { break };
             walk.frames.push(Frame { pc: at, cfa, start: sp });
             let slot = i64::from(rule.bp_slot) * 8;
-            bp = match bpf::SavedBp::from_wire(rule.saved & 15) {
-                Some(bpf::SavedBp::Same) => bp,
-                Some(bpf::SavedBp::AtCfa) => word(cfa.wrapping_add_signed(slot)),
-                Some(bpf::SavedBp::AtBp) => bp.and_then(|bp| word(bp.wrapping_add_signed(slot))),
-                Some(bpf::SavedBp::AtSp) => word(sp.wrapping_add_signed(slot)),
+            let (saved_bp, bp_at) = match bpf::SavedBp::from_wire(rule.saved & 15) {
+                Some(bpf::SavedBp::Same) => (bp, None),
+                Some(bpf::SavedBp::AtCfa) => (None, Some(cfa.wrapping_add_signed(slot))),
+                Some(bpf::SavedBp::AtBp) => (None, bp.map(|bp| bp.wrapping_add_signed(slot))),
+                Some(bpf::SavedBp::AtSp) => (None, Some(sp.wrapping_add_signed(slot))),
+                _ => (None, None),
+            };
+            bp = saved_bp.or_else(|| bp_at.and_then(word));
+            let above = match saved_ra {
+                Some(bpf::SavedRa::AtCfa) => word(cfa - 8),
+                Some(bpf::SavedRa::InRegister) if depth == 0 && Some(rule.registers >> 4) == link => thread.link,
+                Some(bpf::SavedRa::BesideBp) => bp_at.and_then(|at| word(at.wrapping_add(8))),
+                Some(bpf::SavedRa::AtSlot) => word(cfa.wrapping_add_signed(slot)),
+                Some(bpf::SavedRa::AtReg) => word(cfa.wrapping_sub_signed(i64::from(offset.cast_signed())).wrapping_add_signed(slot)),
                 _ => None,
             };
-            match word(cfa - 8) {
-                Some(above) if rule.saved >> 4 == bpf::SavedRa::AtCfa as u8 && above != 0 => (pc, sp) = (above, cfa),
+            match above.map(code_address) {
+                Some(above) if above != 0 => (pc, sp) = (above, cfa),
                 _ => break,
             }
         }
@@ -174,5 +190,5 @@ pub fn standing(threads: &[(u64, u64)], saved: &[u64]) -> Vec<Standing> {
         let own = saved.chunks_exact(WORDS).find(|words| words.get(IP) == Some(&pc) && words.get(STACK) == Some(&sp));
         own.and_then(|words| words.get(BASE)).copied()
     };
-    threads.iter().map(|&(pc, sp)| Standing { pc, sp, bp: bp_of(pc, sp) }).collect()
+    threads.iter().map(|&(pc, sp)| Standing { pc, sp, bp: bp_of(pc, sp), link: None }).collect()
 }

@@ -9,8 +9,7 @@ use crate::census::target::build;
 use crate::managed::{java, python};
 use crate::support::build::{Link, program};
 use crate::support::process::run;
-use crate::support::recording::fragprof;
-use crate::support::rendezvous::Target;
+use crate::trim;
 
 /// Run under user emulation with compilers for arm64, which the guest does not have: its tests then find their programs compiled.
 #[test]
@@ -51,6 +50,8 @@ fn its_programs_are_compiled() {
     ] {
         build(source, compiler, flags);
     }
+    trim::states();
+    trim::harmless::program();
     java::shapes(java::all().last().expect("a JDK is installed"));
     java::library("agent.c");
     python::library();
@@ -92,18 +93,4 @@ fn its_embedded_objects_are_built_with_the_cross_compiler() {
         assert_eq!((&library[..4], &library[18..20]), (&b"\x7fELF"[..], &[183, 0][..]), "{name}");
     }
     assert!(out.path().join("fragprof.bpf.o").exists() && out.path().join("player").exists());
-}
-
-#[test]
-#[ignore = "for arm64: scripts/kernel-matrix.sh arm64"]
-fn what_it_lacks_is_refused_by_name() {
-    let mut target = Target::start(&mut Command::new(program("rounds", Link::Dynamic)));
-    target.go_to("round");
-    let pid = target.pid().to_string();
-    for (args, says) in [(&["trim", "--yes", &pid][..], "x86-64"), (&["attach-sampler", "--yes", &pid], "x86-64")] {
-        let done = run(fragprof().args(args));
-        assert!(!done.status.success(), "{args:?}: {}", done.out);
-        assert!(done.err.contains(says), "{args:?}: {}", done.err);
-    }
-    target.go_to("round");
 }

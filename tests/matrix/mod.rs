@@ -3,6 +3,7 @@
 //! other Debian suites, so it is not part of `make test`.
 
 mod arm64;
+mod calls;
 mod cores;
 mod kernels;
 mod languages;

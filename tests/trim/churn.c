@@ -10,7 +10,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fenv.h>
-#include <immintrin.h>
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -24,6 +23,9 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 #define WRONG(...) do { fprintf(stderr, "WRONG: " __VA_ARGS__); fputc('\n', stderr); abort(); } while (0)
 
@@ -232,15 +234,16 @@ static void on_timer(int signal)
 /* A raw read with every register filled; 32 vector registers of 512 bits where the machine has them. */
 #define VECTORS 32
 static _Alignas(64) uint64_t before[VECTORS * 8], after[VECTORS * 8];
+#define ALL(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11) f(12) f(13) f(14) f(15) f(16) f(17) f(18) f(19) f(20) f(21) f(22) \
+	f(23) f(24) f(25) f(26) f(27) f(28) f(29) f(30) f(31)
 
+#ifdef __x86_64__
 __attribute__((noinline, target("avx512f"))) static long read_in_512(int fd, void *to)
 {
 	register uint64_t *in __asm__("r12") = before, *out __asm__("r13") = after;
 	long result;
 #define LOAD(n) "vmovdqu64 64*" #n "(%%r12),%%zmm" #n ";"
 #define STORE(n) "vmovdqu64 %%zmm" #n ",64*" #n "(%%r13);"
-#define ALL(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11) f(12) f(13) f(14) f(15) f(16) f(17) f(18) f(19) f(20) f(21) f(22) \
-	f(23) f(24) f(25) f(26) f(27) f(28) f(29) f(30) f(31)
 	__asm__ volatile(ALL(LOAD)
 		"movq $0x5a5a,-8(%%rsp);movq $0x6b6b,-120(%%rsp);movq $77,%%r14;movq $88,%%r15;movq $99,%%r8;movq $98,%%r9;movq $97,%%r10;"
 		"movw $0x1234,%%bx;kmovw %%ebx,%%k1;stc;syscall;jnc 9f;"
@@ -271,10 +274,71 @@ __attribute__((noinline)) static long read_in_128(int fd, void *to)
 	return result;
 }
 
+/* Bits of a vector register that a system call preserves. */
+static int vector_bits(void)
+{
+	return __builtin_cpu_supports("avx512f") ? 512 : 128;
+}
+
+static int vector_count(void)
+{
+	return __builtin_cpu_supports("avx512f") ? 32 : 16;
+}
+
+static long read_with_full_registers(int fd, void *to)
+{
+	return vector_bits() == 512 ? read_in_512(fd, to) : read_in_128(fd, to);
+}
+
+static uint64_t arithmetic_control(void)
+{
+	return _mm_getcsr();
+}
+#else
+static int vector_bits(void)
+{
+	return 128;
+}
+
+static int vector_count(void)
+{
+	return 32;
+}
+
+/* A system call preserves all general registers but x0, and the flags. */
+__attribute__((noinline)) static long read_with_full_registers(int fd, void *to)
+{
+	register long result __asm__("x0") = fd;
+	register void *buffer __asm__("x1") = to;
+	register long bytes __asm__("x2") = 4, call __asm__("x8") = SYS_read;
+	register uint64_t *in __asm__("x19") = before, *out __asm__("x20") = after;
+#define LOAD(n) "ldr q" #n ",[x19,#64*" #n "];"
+#define STORE(n) "str q" #n ",[x20,#64*" #n "];"
+#define KEPT(f) f(3) f(4) f(5) f(6) f(7) f(9) f(10) f(11) f(12) f(13) f(14) f(15) f(16) f(17) f(21) f(22) f(23)
+#define SET(n) "mov x" #n ",#77+" #n ";"
+#define CHECK(n) "cmp x" #n ",#77+" #n ";b.ne 9f;"
+	__asm__ volatile(ALL(LOAD) KEPT(SET) "cmp xzr,xzr;svc #0;b.ne 9f;" KEPT(CHECK) "cmp x8,%[call];b.ne 9f;cmp x2,#4;b.ne 9f;b 8f;9: brk #1;8:"
+		ALL(STORE)
+		: "+r"(result)
+		: "r"(buffer), "r"(bytes), "r"(call), "r"(in), "r"(out), [call] "I"(SYS_read)
+		: "x3", "x4", "x5", "x6", "x7", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x16", "x17", "x21", "x22", "x23", "memory", "cc",
+		  "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19",
+		  "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
+	return result;
+}
+
+static uint64_t arithmetic_control(void)
+{
+	uint64_t control;
+	__asm__ volatile("mrs %0, fpcr" : "=r"(control));
+	return control;
+}
+#endif
+
 static void *check_registers(void *unused)
 {
 	(void)unused;
-	int is_512 = __builtin_cpu_supports("avx512f");
+	int words = vector_bits() / 64, vectors = vector_count();
 	static char alternate[32768];
 	stack_t stack = { .ss_sp = alternate, .ss_size = sizeof alternate }, stack_now;
 	sigaltstack(&stack, NULL);
@@ -284,19 +348,19 @@ static void *check_registers(void *unused)
 	sigaddset(&mask, SIGWINCH);
 	pthread_sigmask(SIG_SETMASK, &mask, NULL);
 	fesetround(FE_UPWARD);
-	unsigned csr = _mm_getcsr();
+	uint64_t control = arithmetic_control();
 	for (uint64_t round = 0;; round++) {
 		int32_t number = 0;
 		for (int k = 0; k < VECTORS * 8; k++)
 			before[k] = 0x1111111111111111ull * (k % 15 + 1) + round;
 		memset(after, 0, sizeof after);
-		long n = is_512 ? read_in_512(register_pipe[0], &number) : read_in_128(register_pipe[0], &number);
+		long n = read_with_full_registers(register_pipe[0], &number);
 		if (n != 4)
 			WRONG("read with full registers: %ld", n);
 		for (int k = 0; k < VECTORS * 8; k++)
-			if (before[k] != after[k] && (is_512 || (k % 8 < 2 && k < 128)))
+			if (before[k] != after[k] && k % 8 < words && k / 8 < vectors)
 				WRONG("word %d of the vector registers: %lx was %lx", k, after[k], before[k]);
-		if (_mm_getcsr() != csr || fegetround() != FE_UPWARD)
+		if (arithmetic_control() != control || fegetround() != FE_UPWARD)
 			WRONG("floating point control changed");
 		pthread_sigmask(SIG_SETMASK, NULL, &mask_now);
 		for (int signal = 1; signal < 65; signal++)

@@ -1,5 +1,6 @@
 //! No process is harmed: programs that check themselves, hundreds of calls, the command killed at each of its steps and at random.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -8,9 +9,13 @@ use super::{Target, build, kill_at_every_step, kill_at_random, refused, trim, tr
 use crate::support::serial;
 
 /// The program that checks itself.
+pub(crate) fn program() -> PathBuf {
+    build("churn.c", "churn", &["-pthread", "-lm"])
+}
+
+/// Starts it.
 pub(crate) fn churn(workers: u32, pause_us: u32) -> Target {
-    let program = build("churn.c", "churn", &["-pthread", "-lm"]);
-    Target::start(Command::new(program).args([workers.to_string(), "1".to_owned(), pause_us.to_string()]))
+    Target::start(Command::new(program()).args([workers.to_string(), "1".to_owned(), pause_us.to_string()]))
 }
 
 /// Ends it; what it counted, which it only prints if nothing was wrong.
@@ -25,7 +30,7 @@ pub(crate) fn counts(target: Target) -> Value {
 }
 
 /// Calls that are made, and why others were not. A heap in motion may be refused; it must not be for another reason.
-fn call(target: &Target, times: u32) -> u32 {
+pub(crate) fn call(target: &Target, times: u32) -> u32 {
     let reports = (0..times).map(|_| trim(target.pid(), &["--yes"]));
     let made = reports.filter(|report| {
         let is_made = report["ending"] == "returned";
@@ -81,7 +86,7 @@ fn two_commands_that_race_make_their_calls_one_after_the_other_or_are_refused() 
 
 #[test]
 fn a_wait_with_a_timeout_ends_by_itself_before_the_call_is_made() {
-    let program = build("churn.c", "churn", &["-pthread", "-lm"]);
+    let program = program();
     for kind in ["sleep", "poll"] {
         // All other threads run, or wait as main does, which sleeps too.
         let target = Target::start(Command::new(&program).args(["1", "0", "200", kind]));

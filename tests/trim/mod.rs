@@ -122,7 +122,7 @@ impl Random {
 pub(crate) type Act = fn(pid: u32, round: u32) -> Vec<String>;
 
 /// A trim that is not refused for the stall that it predicts.
-fn trims(pid: u32, _round: u32) -> Vec<String> {
+pub(crate) fn trims(pid: u32, _round: u32) -> Vec<String> {
     ["trim", &pid.to_string(), "--max-stall", "10s"].map(str::to_owned).to_vec()
 }
 

@@ -37,6 +37,10 @@ fn what_is_unsafe_is_refused_by_name() {
         ("sleeps", "sleeps_long"),
         ("setuid", "setuid"),
     ] {
+        // The least that a thread may have on arm64 is enough for a call (PTHREAD_STACK_MIN).
+        if state == "small_stack" && cfg!(target_arch = "aarch64") {
+            continue;
+        }
         println!("{state}");
         assert_refused(&Target::in_state(state, 16, 0), name);
     }

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::frame::{SOFTWARE_AT, SOFTWARE_BYTES, Software};
+use super::x86_64::{SOFTWARE_AT, SOFTWARE_BYTES, Software};
 
 const WORDS: usize = SOFTWARE_BYTES / 8;
 static CAPTURED: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
@@ -26,7 +26,6 @@ pub fn of_this_machine() -> Option<Software> {
     })
 }
 
-#[cfg(target_arch = "x86_64")]
 extern "C" fn capture(_signal: i32, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel hands a handler with SA_SIGINFO a ucontext_t; its fpregs point to an xsave area of at least 512 bytes, or nowhere.
     // Atomic stores are allowed in a handler.
@@ -41,7 +40,6 @@ extern "C" fn capture(_signal: i32, _info: *mut libc::siginfo_t, context: *mut l
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 fn raise() -> Option<()> {
     let signal = libc::SIGRTMAX();
     // SAFETY: all structures are plain integers and valid as zeroes; the handler is safe in any context; the former action and the former
@@ -67,18 +65,12 @@ fn raise() -> Option<()> {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn raise() -> Option<()> {
-    None
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
-    #[cfg(target_arch = "x86_64")]
     fn a_signal_frame_of_this_machine_has_an_xsave_area_of_at_least_the_legacy_part() {
         let software = of_this_machine().unwrap();
         assert!(software.xsave_bytes().unwrap() >= 576, "{software:?}");
