@@ -15,14 +15,14 @@ use crate::support::recording::{Recording, fragprof};
 use crate::support::rendezvous::{Rendezvous, Target};
 use crate::support::{LIMIT, bpf, serial};
 
-fn report(file: &Path, by: &str) -> Value {
+pub(super) fn report(file: &Path, by: &str) -> Value {
     let done = run(fragprof().arg("report").arg(file).args(["--by", by, "--json"]));
     assert!(done.status.success(), "{}", done.err);
     serde_json::from_str(&done.out).unwrap()
 }
 
 /// Sum of a key over the stacks that go through a function.
-fn sum(report: &Value, function: &str, key: &str) -> f64 {
+pub(super) fn sum(report: &Value, function: &str, key: &str) -> f64 {
     let through = |stack: &&Value| stack["frames"].as_array().is_some_and(|frames| frames.iter().any(|f| f["function"] == function));
     report["stacks"].as_array().unwrap().iter().filter(through).filter_map(|stack| stack[key].as_f64()).sum()
 }
