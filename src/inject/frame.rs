@@ -30,7 +30,7 @@ use super::refusal::Unfit;
 /// Bytes that must be left on the stack below the frames, for the function itself.
 pub const CALL_BYTES: u64 = 16 << 10;
 /// Arguments of a call, in registers.
-pub const ARGUMENTS_MAX: usize = 6;
+pub const ARGUMENTS_MAX: usize = machine::ARGUMENT_REGISTERS.len();
 /// Bytes of all text arguments.
 const TEXTS_BYTES_MAX: usize = 4096;
 /// Bytes of the canary, on which the function's own frame comes to lie. Not each function writes the first word: the dlopen of glibc 2.43 and

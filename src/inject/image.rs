@@ -31,7 +31,7 @@ impl Image {
     /// If it may not be read, or the process has ended.
     pub fn of(process: &Process) -> Result<Self, Refusal> {
         let memory = File::open(process.directory().join("mem")).map_err(|error| match error.kind() {
-            std::io::ErrorKind::PermissionDenied => super::not_permitted(),
+            std::io::ErrorKind::PermissionDenied => super::tracer::not_permitted(),
             _ => Refusal::Ended,
         })?;
         let auxv = auxv(process).ok_or(Refusal::Ended)?;

@@ -164,7 +164,7 @@ pub fn check(process: &Process) -> Result<Threads, Refusal> {
     if is_frozen(process) {
         return Err(Refusal::Frozen);
     }
-    let examine = || parked::of_process(process, |mask| mask == frame::call_mask()).ok_or_else(not_permitted);
+    let examine = || parked::of_process(process, |mask| mask == frame::call_mask()).ok_or_else(tracer::not_permitted);
     let mut threads = examine()?;
     for _ in 1..EXAMINED_MAX {
         if !threads.parked.is_empty() {
@@ -191,10 +191,6 @@ pub fn check(process: &Process) -> Result<Threads, Refusal> {
         return Err(Refusal::NoThread { threads: threads.count, unfit: Vec::new() });
     }
     Ok(threads)
-}
-
-fn not_permitted() -> Refusal {
-    tracer::not_permitted()
 }
 
 /// Whether its cgroup is frozen. Where the cgroup is out of sight, its threads show it under version 2: they wait in these functions of the
